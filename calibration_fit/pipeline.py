@@ -1,0 +1,133 @@
+"""From measurements to everything a coefficients file and a report need: fits, alternatives, held-out errors, intervals, warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxserve.errors import InputError
+
+from calibration_fit.checks import check_fit, rows_below_floor
+from calibration_fit.fit import FitResult, fit_all
+from calibration_fit.forms import DECODE_ENERGY, DECODE_TIME, PREFILL_ENERGY, PREFILL_TIME, TWO_PIECE_DECODE_TIME, Form
+from calibration_fit.holdout import HoldOut, grouped_mape, hold_out
+from calibration_fit.losses import ROBUST_DELTA
+from calibration_fit.measurements import Measurements, Setup, one_setup
+from calibration_fit.rows import Rows, make_rows
+from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES, Bootstrap, Identifiability, bootstrap, identify
+
+FEW_BATCHES = 6
+"""With fewer different batch sizes the decode form's terms in B^2 are held at 0: there is nothing to tell curvature from."""
+PREFER_TWO_PIECE = 0.9
+"""The two-piece form is taken when its held-out error is below this share of the study form's: it has two more coefficients."""
+
+
+@dataclass(frozen=True)
+class TableFit:
+    """One fitted table of a setup, with what is known of its error; `alternatives` holds the grouped held-out MAPE of each form tried."""
+
+    result: FitResult
+    held: dict[str, HoldOut]
+    intervals: Bootstrap
+    identifiability: Identifiability
+    warnings: tuple[str, ...]
+    alternatives: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SetupFit:
+    """All tables fitted for one setup, by table name."""
+
+    setup: Setup
+    tables: dict[str, TableFit]
+
+
+def fit_setups(
+    groups: Sequence[Sequence[Measurements]],
+    *,
+    decode_form: str = "auto",
+    prefill: Mapping[Setup, Mapping[str, Any]] | None = None,
+    fixed: Mapping[str, Mapping[str, float]] | None = None,
+    samples: int = BOOTSTRAP_SAMPLES,
+    delta: float = ROBUST_DELTA,
+) -> list[SetupFit]:
+    """Fit every table that the measurements of each setup bear on; all setups of a form in one solve.
+
+    `groups` holds the measurements of one setup each; `decode_form` is auto, study or two_piece; `prefill` gives known prefill modules by
+    setup and table for end-to-end rows, where the setup's own prefill rows do not; `fixed` holds coefficients by table.
+    """
+    setups = [one_setup(g) for g in groups]
+    fixed = {k: dict(v) for k, v in (fixed or {}).items()}
+    fitted: list[dict[str, TableFit]] = [{} for _ in groups]
+    for form in (PREFILL_TIME, PREFILL_ENERGY, DECODE_TIME, DECODE_ENERGY):
+        rows: dict[int, Rows] = {}
+        for i, group in enumerate(groups):
+            if not _bears_on(group, form):
+                continue
+            prefill_table = "prefill_time" if form.quantity == "time_s" else "prefill_energy"
+            known = (prefill or {}).get(setups[i], {}).get(prefill_table)
+            if prefill_table in fitted[i]:
+                known = fitted[i][prefill_table].result.module
+            rows[i] = make_rows(group, form, known)
+        # Setups that hold different coefficients fixed are solved apart: the fixed set shapes the solve.
+        for few in (False, True):
+            mine = [i for i, r in rows.items() if _few(r, form) == few]
+            if not mine:
+                continue
+            hold = dict(fixed.get(form.table, {}))
+            candidates = [form]
+            if form is DECODE_TIME:
+                hold = {**({"alpha2": 0.0, "beta2": 0.0} if few else {}), **hold}
+                candidates = _decode_candidates(decode_form, few, hold)
+            tables = _fit_tables([rows[i] for i in mine], candidates, hold, samples, delta)
+            for i, table in zip(mine, tables, strict=True):
+                fitted[i][form.table] = table
+    for setup, group, tables in zip(setups, groups, fitted, strict=True):
+        if not tables:
+            raise InputError(f"{group[0].source.path}: row {group[0].row[0]}: nothing measured for {setup} can be fitted.")
+    return [SetupFit(s, t) for s, t in zip(setups, fitted, strict=True)]
+
+
+def _decode_candidates(decode_form: str, few: bool, hold: Mapping[str, float]) -> list[Form]:
+    if decode_form == "study" or (decode_form == "auto" and few):
+        return [DECODE_TIME]
+    if decode_form == "two_piece" or set(hold) - set(DECODE_TIME.coefficients):
+        return [TWO_PIECE_DECODE_TIME]
+    return [DECODE_TIME, TWO_PIECE_DECODE_TIME]
+
+
+def _fit_tables(rows: list[Rows], candidates: list[Form], hold: dict[str, float], samples: int, delta: float) -> list[TableFit]:
+    """Fit all candidate forms, keep for each setup the one with the least held-out error, and qualify it."""
+    tried = []
+    for form in candidates:
+        results = fit_all(rows, form, fixed=hold, delta=delta)
+        held = hold_out(results)
+        tried.append((form, results, held, [grouped_mape(h) for h in held]))
+    choice = []
+    for p in range(len(rows)):
+        errors = [t[3][p] for t in tried]
+        choice.append(1 if len(tried) > 1 and errors[1] < PREFER_TWO_PIECE * errors[0] else 0)
+    out: list[TableFit | None] = [None] * len(rows)
+    for c, (form, results, held, _) in enumerate(tried):
+        mine = [p for p in range(len(rows)) if choice[p] == c]
+        if not mine:
+            continue
+        intervals = bootstrap([results[p] for p in mine], samples)
+        for p, interval in zip(mine, intervals, strict=True):
+            result = results[p]
+            warnings = [] if result.converged else [f"{form.table}: the fit of {result.rows.setup} has not converged."]
+            warnings += rows_below_floor(result.rows, form.table) + check_fit(result)
+            alternatives = {t[0].name: t[3][p] for t in tried}
+            out[p] = TableFit(result, held[p], interval, identify(result), tuple(warnings), alternatives)
+    return [t for t in out if t is not None]
+
+
+def _bears_on(group: Sequence[Measurements], form: Form) -> bool:
+    phases = ("prefill",) if form.table.startswith("prefill") else ("decode", "end_to_end")
+    return any(m.phase in phases and m.has(form.quantity).any() for m in group)
+
+
+def _few(rows: Rows, form: Form) -> bool:
+    return form is DECODE_TIME and len(np.unique(rows.batch)) < FEW_BATCHES

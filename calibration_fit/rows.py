@@ -1,0 +1,151 @@
+"""From measurements to what a fit sees: rows whose prediction is a weighted sum of module calls, plus a known part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxserve.errors import InputError
+
+from calibration_fit.forms import Form
+from calibration_fit.measurements import Measurements, Setup, Source, one_setup
+
+PREFILL_STEP_TOKENS = 8192
+"""Token budget of one prefill step of a static batch, when the source does not say (vLLM's default at the time of the ANL runs)."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one setup for one form: prediction [R] = offset + sum over terms of term_weight * module(*inputs).
+
+    `inputs` [I, R, T], `term_weight` [R, T], `offset`, `measured` [R]. A step has one term. A static batch has the first and the last
+    of its decode steps, each standing for half of them: the forms are linear in the context, so this is the sum over all steps.
+    """
+
+    setup: Setup
+    sources: tuple[Source, ...]
+    file: np.ndarray
+    row: np.ndarray
+    batch: np.ndarray
+    length: np.ndarray
+    inputs: np.ndarray
+    term_weight: np.ndarray
+    offset: np.ndarray
+    measured: np.ndarray
+    end_to_end: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.measured)
+
+    def predict(self, module: Callable[..., np.ndarray]) -> np.ndarray:
+        """Predictions [R] of a module."""
+        terms = np.asarray(module(*(np.asarray(x) for x in self.inputs)))
+        return self.offset + (self.term_weight * terms).sum(axis=1)
+
+
+def make_rows(measurements: Sequence[Measurements], form: Form, prefill: Callable[..., np.ndarray] | None = None) -> Rows:
+    """The rows of one setup that bear on `form`; `prefill` gives the known prefill time or energy inside end-to-end rows.
+
+    Raises `InputError` when nothing bears on the form or the data cannot carry a fit (too few rows, one batch size, a constant column).
+    """
+    setup = one_setup(measurements)
+    wanted = "prefill" if form.table.startswith("prefill") else "decode"
+    parts = []
+    for m in measurements:
+        use = m.select(m.has(form.quantity))
+        if len(use) and m.phase == wanted:
+            parts.append(_step_rows(use, form))
+        elif len(use) and m.phase == "end_to_end" and wanted == "decode":
+            if prefill is None:
+                raise InputError(
+                    f"{m.source.path}: row {m.row[0]}: end-to-end rows need prefill coefficients (fitted from prefill rows, or a coefficients "
+                    "file given with --prefill): the sum alone cannot tell prefill from decode."
+                )
+            parts.append(_end_to_end_rows(use, form, prefill))
+    name = measurements[0].source.path
+    if not parts:
+        raise InputError(f"{name}: no {wanted} row of {setup} with {form.quantity}: {form.table} cannot be fitted.")
+    terms = max(p.inputs.shape[2] for p in parts)
+    rows = Rows(
+        setup,
+        tuple(dict.fromkeys(s for p in parts for s in p.sources)),
+        *(np.concatenate([getattr(p, k) for p in parts]) for k in ("file", "row", "batch", "length")),
+        np.concatenate([_pad_terms(p.inputs, terms) for p in parts], axis=1),
+        np.concatenate([_pad_terms(p.term_weight, terms) for p in parts]),
+        *(np.concatenate([getattr(p, k) for p in parts]) for k in ("offset", "measured", "end_to_end")),
+    )
+    return rows
+
+
+def check_rows(rows: Rows, form: Form, free: int) -> None:
+    """Raise `InputError` when `rows` cannot carry a fit of `free` coefficients."""
+    where = f"{rows.file[0]}: rows {rows.row.min()} to {rows.row.max()}"
+    if len(rows) < free + 2:
+        raise InputError(f"{where}: {len(rows)} {form.table} rows of {rows.setup} are too few for {free} coefficients; give at least {free + 2}.")
+    if len(np.unique(rows.measured)) == 1:
+        raise InputError(f"{where}: {form.quantity} of {rows.setup} is constant ({rows.measured[0]:g}): nothing can be fitted to it.")
+    if form.table.startswith("decode") and len(np.unique(rows.batch)) == 1:
+        raise InputError(
+            f"{where}: decode rows of {rows.setup} hold one batch size only ({rows.batch[0]:g}): its effect cannot be fitted; add other batch sizes."
+        )
+    if form.table.startswith("prefill") and len(np.unique(rows.inputs[0])) < 4:
+        raise InputError(
+            f"{where}: prefill rows of {rows.setup} hold fewer than 4 different token counts: the slopes cannot be fitted; add other lengths."
+        )
+
+
+def _step_rows(m: Measurements, form: Form) -> Rows:
+    inputs = np.stack([getattr(m, name) for name in form.inputs])[:, :, None]
+    return _rows(m, inputs, np.ones((len(m), 1)), np.zeros(len(m)), getattr(m, form.quantity), False)
+
+
+def _end_to_end_rows(m: Measurements, form: Form, prefill: Callable[..., np.ndarray]) -> Rows:
+    """Static batches: prefill is known, and osl - 1 decode steps follow with contexts isl + 1 to isl + osl - 1 (engine contract, step 4)."""
+    m = m.select(m.osl >= 2)
+    first, last = m.isl + 1.0, m.isl + m.osl - 1.0
+    inputs = {
+        "batch": np.stack([m.batch, m.batch], axis=1),
+        "cached_tokens": np.stack([m.batch * first, m.batch * last], axis=1),
+    }
+    half = np.repeat(((m.osl - 1.0) / 2.0)[:, None], 2, axis=1)
+    offset = np.array([prefill_total(prefill, b, n, form.quantity) for b, n in zip(m.batch, m.isl, strict=True)])
+    return _rows(m, np.stack([inputs[name] for name in form.inputs]), half, offset, getattr(m, form.quantity), True)
+
+
+def prefill_total(prefill: Callable[..., np.ndarray], batch: float, isl: float, quantity: str) -> float:
+    """Time or energy of prefilling `batch` prompts of `isl` tokens, packed into steps as in the engine contract, step 3."""
+    total = 0.0
+    for n, pieces, sum_sq in prefill_steps(int(batch), int(isl)):
+        total += float(prefill(n, pieces, sum_sq) if quantity == "time_s" else prefill(n, sum_sq))
+    return total
+
+
+def prefill_steps(batch: int, isl: int, budget: int = PREFILL_STEP_TOKENS) -> list[tuple[int, int, int]]:
+    """(N, B, S2) of each step when `batch` prompts of `isl` tokens are packed in order and split at the budget."""
+    steps, n, pieces, sum_sq = [], 0, 0, 0
+    for _ in range(batch):
+        done = 0
+        while done < isl:
+            take = min(isl - done, budget - n)
+            n, pieces, sum_sq = n + take, pieces + 1, sum_sq + (done + take) ** 2 - done**2
+            done += take
+            if n == budget:
+                steps.append((n, pieces, sum_sq))
+                n = pieces = sum_sq = 0
+    return steps + ([(n, pieces, sum_sq)] if n else [])
+
+
+def _rows(m: Measurements, inputs: np.ndarray, weight: np.ndarray, offset: np.ndarray, measured: np.ndarray, end_to_end: bool) -> Rows:
+    # The row's length is what hold-out groups by; for a static batch that is the prompt's.
+    file = np.full(len(m), m.source.path, dtype=object)
+    return Rows(m.setup, (m.source,), file, m.row, m.batch, m.length, inputs, weight, offset, measured, np.full(len(m), end_to_end))
+
+
+def _pad_terms(x: np.ndarray, terms: int) -> np.ndarray:
+    """Repeat the last term up to `terms`; repeated term weights are 0."""
+    missing = terms - x.shape[-1]
+    if not missing:
+        return x
+    filler = np.zeros_like(x[..., -1:]) if x.ndim == 2 else x[..., -1:]
+    return np.concatenate([x] + [filler] * missing, axis=-1)

@@ -1,0 +1,62 @@
+"""From the optimiser's free numbers to coefficients that keep their bounds, and back.
+
+Every coefficient is scaled, so that the optimiser sees numbers of order one. A bound is met by a map whose edge is reached
+at a finite number (a square, a squared sine), not only in the limit: a coefficient whose best value is exactly 0 then converges.
+For a convex loss the square adds no false minima.
+"""
+
+from enum import Enum
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+
+class Bound(Enum):
+    """What values a coefficient may take."""
+
+    FREE = "free"
+    NONNEGATIVE = "nonnegative"
+    INTERVAL = "interval"
+    FIXED = "fixed"
+
+
+def constrain(raw: Float[Array, " C"], bounds: tuple[Bound, ...], low: Float[Array, " C"], high: Float[Array, " C"]) -> Float[Array, " C"]:
+    """Coefficients from the optimiser's numbers.
+
+    `low`, `high` [C]: the ends of an INTERVAL; for FREE and NONNEGATIVE `high` is the scale; for FIXED `low` is the value.
+    """
+    columns = []
+    for j, bound in enumerate(bounds):
+        match bound:
+            case Bound.FREE:
+                columns.append(high[j] * raw[j])
+            case Bound.NONNEGATIVE:
+                columns.append(high[j] * raw[j] ** 2)
+            case Bound.INTERVAL:
+                columns.append(low[j] + (high[j] - low[j]) * jnp.sin(raw[j]) ** 2)
+            case Bound.FIXED:
+                columns.append(low[j])
+    return jnp.stack(columns)
+
+
+def unconstrain(theta: np.ndarray, bounds: tuple[Bound, ...], low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The optimiser's numbers [..., C] for given coefficients [..., C]; `low`, `high` as in `constrain`.
+
+    Starts a little inside every bound: on it the gradient of the square and of the squared sine is 0 and nothing would move.
+    """
+    inside = 1e-3
+    raw = np.zeros(np.broadcast_shapes(theta.shape, low.shape))
+    for j, bound in enumerate(bounds):
+        match bound:
+            case Bound.FREE:
+                raw[..., j] = theta[..., j] / high[..., j]
+            case Bound.NONNEGATIVE:
+                raw[..., j] = np.sqrt(np.maximum(theta[..., j] / high[..., j], inside**2))
+            case Bound.INTERVAL:
+                share = (theta[..., j] - low[..., j]) / np.maximum(high[..., j] - low[..., j], 1e-300)
+                raw[..., j] = np.arcsin(np.sqrt(np.clip(share, inside, 1 - inside)))
+            case Bound.FIXED:
+                raw[..., j] = 0.0
+    return raw

@@ -1,0 +1,143 @@
+"""How far the coefficients can be trusted: bootstrap intervals, and which of them the data pin down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from calibration_fit.fit import FitResult, coefficient_scale, make_problem, solve_starts
+from calibration_fit.losses import pseudo_huber
+
+BOOTSTRAP_SAMPLES = 200
+LOOSE_SHARE = 0.5
+"""A coefficient whose standard error exceeds this share of its value is called loose: its size, even its sign, is open."""
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """Refits to resampled measurements: `samples` [K, C] and percentile intervals `low`, `high` [C] at `level`."""
+
+    samples: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    level: float
+
+
+@dataclass(frozen=True)
+class Identifiability:
+    """What the curvature of the loss says.
+
+    `spectrum` [C'] eigenvalues, largest first, of the Hessian in coefficients scaled to carry the whole measured value each (1 = the
+    coefficient alone moves every prediction by its full size); `standard_error` [C'] in the coefficients' units; `names` the free ones;
+    `sentences` the same in words.
+    """
+
+    names: tuple[str, ...]
+    spectrum: np.ndarray
+    standard_error: np.ndarray
+    sentences: tuple[str, ...]
+
+
+def bootstrap(results: Sequence[FitResult], samples: int = BOOTSTRAP_SAMPLES, level: float = 0.95, seed: int = 0) -> list[Bootstrap]:
+    """Wild bootstrap of every fit, all resamples of all setups in one vmapped solve.
+
+    The grid of a measurement is designed, so rows stay and their errors change: each measured value becomes the prediction plus its own
+    relative error with a random sign, widened by 1/(1 - leverage) since a fit bends towards its rows (Wu 1986; HC3).
+    The interval speaks of noise, not of a form that does not fit: that is what the held-out error is for.
+    """
+    first = results[0]
+    problem = make_problem([r.rows for r in results], first.form, {k: first.coefficients[k] for k in first.fixed})
+    rng = np.random.default_rng(seed)
+    n = problem.weight.shape[1]
+    setup = np.repeat(np.arange(len(results)), samples)
+    measured = np.ones((len(setup), n))
+    for p, r in enumerate(results):
+        error = r.rows.measured / r.predicted - 1.0
+        widened = np.clip(error / (1.0 - _leverage(r)), -0.9, 9.0)
+        sign = rng.choice([-1.0, 1.0], (samples, len(r.rows)))
+        measured[setup == p, : len(r.rows)] = r.predicted * (1.0 + sign * widened)
+    near = np.stack([r.theta for r in results])[setup]
+    theta, *_ = solve_starts(problem, setup, problem.weight[setup], measured, first.delta, near)
+    tail = 50.0 * (1.0 - level)
+    out = []
+    for p in range(len(results)):
+        mine = theta[setup == p]
+        low, high = np.percentile(mine, [tail, 100.0 - tail], axis=0)
+        out.append(Bootstrap(mine, low, high, level))
+    return out
+
+
+def identify(result: FitResult) -> Identifiability:
+    """Standard errors and weak directions from the Hessian of the loss at the optimum (Gauss-Newton part, so never negative)."""
+    names = tuple(k for k in result.form.coefficients if k not in result.fixed)
+    index = [result.form.coefficients.index(k) for k in names]
+    jacobian = _jacobian(result)[:, index]
+    scale = _scale(result)[index]
+    residual = result.predicted / result.rows.measured - 1.0
+    curvature = np.asarray(jax.vmap(jax.grad(jax.grad(lambda r: pseudo_huber(r, result.delta))))(jnp.asarray(residual)))
+    scaled = jacobian * scale
+    n, c = scaled.shape
+    hessian = (scaled * curvature[:, None]).T @ scaled / n
+    values, vectors = np.linalg.eigh(hessian)
+    # Sandwich variance of a robust estimate (Huber 1967): H^-1 (J' psi^2 J) H^-1, on a spectrum cut where it is only rounding.
+    slope = np.asarray(jax.vmap(jax.grad(lambda r: pseudo_huber(r, result.delta)))(jnp.asarray(residual)))
+    meat = (scaled * (slope**2)[:, None]).T @ scaled / n
+    usable = np.maximum(values, 1e-14 * values.max())
+    inverse = (vectors / usable) @ vectors.T
+    covariance = inverse @ meat @ inverse / max(n - c, 1)
+    error = np.sqrt(np.maximum(np.diag(covariance), 0.0)) * scale
+    theta = result.theta[index]
+    sentences = _words(result, names, theta, error, values, vectors)
+    return Identifiability(names, values[::-1], error, sentences)
+
+
+def _words(result, names, theta, error, values, vectors) -> tuple[str, ...]:
+    """What the data do not pin down, said plainly."""
+    out = []
+    unit = result.form.units
+    loose = [j for j in range(len(names)) if error[j] > LOOSE_SHARE * abs(theta[j])]
+    for j in loose:
+        size = "the data push it to 0" if names[j] in result.at_bound else f"{theta[j]:.3g} +- {error[j]:.2g} {unit.get(names[j], '')}".strip()
+        out.append(f"{names[j]} is not pinned down by these data ({size}).")
+    condition = values.max() / max(values.min(), 1e-300)
+    weak = vectors[:, 0]
+    order = np.argsort(-np.abs(weak))
+    together = [names[j] for j in order if abs(weak[j]) > 0.35]
+    if condition > 1e4 and len(together) > 1:
+        trade = " and ".join([", ".join(together[:-1]), together[-1]])
+        out.append(f"{trade} trade off against each other: the loss is {condition:.1g} times flatter along them than along the best known direction.")
+    if not out:
+        out.append("Every coefficient is pinned down by these data.")
+    return tuple(out)
+
+
+def _jacobian(result: FitResult) -> np.ndarray:
+    """d(predicted / measured) / d(theta), [R, C]."""
+    rows = result.rows
+
+    def predict(theta):
+        return jnp.sum(rows.term_weight * result.form.build(theta)(*rows.inputs), axis=1) / rows.measured
+
+    return np.asarray(jax.jacfwd(predict)(jnp.asarray(result.theta)))
+
+
+def _scale(result: FitResult) -> np.ndarray:
+    """Size of each coefficient that matters: what it would be alone, the knee's own value."""
+    scale = coefficient_scale(result.form, result.rows)
+    if result.form.knee is not None:
+        j = result.form.coefficients.index(result.form.knee)
+        scale[j] = max(abs(result.theta[j]), 1.0)
+    return scale
+
+
+def _leverage(result: FitResult) -> np.ndarray:
+    """Share [R] of each row in its own prediction: the diagonal of the hat matrix of the scaled Jacobian."""
+    free = [j for j, k in enumerate(result.form.coefficients) if k not in result.fixed]
+    scaled = _jacobian(result)[:, free] * _scale(result)[free]
+    left, size, _ = np.linalg.svd(scaled, full_matrices=False)
+    used = left[:, size > 1e-10 * size.max()]
+    return np.clip((used**2).sum(axis=1), 0.0, 0.9)

@@ -1,0 +1,1 @@
+"""From the tables of a run to headline metrics, comparisons, labelled arrays and figures. Host only; no JAX, no network."""

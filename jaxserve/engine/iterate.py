@@ -1,0 +1,160 @@
+"""One pass over all engines: each admits one request, or runs one prefill or decode step, or skips to its next arrival.
+
+Engines need no common clock: in a pass every engine whose clock is inside the step does the next thing of its own iteration
+(SEMANTICS.md, "One engine, one iteration"). Admission does not move the clock, so packing the admitted prompts into prefill steps can
+run along with it: `builder` follows `head` until a step is full, and catches up after admission has ended.
+"""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax import Array
+
+from jaxserve.engine.model import Arrivals, Fleet
+from jaxserve.engine.state import ADMIT, DECODE, PREFILL, Engines, Outcomes
+
+NOTHING, RAN_PREFILL, RAN_DECODE = -1, -2, -3
+ADMITTED, ADMITTED_AND_BUILT, BUILT = 0, 1, 2  # kinds of event of a request, coded as 4*id + kind
+
+
+class Spent(eqx.Module):
+    """Energy and time of each engine inside the current step. [E]"""
+
+    prefill_j: Array
+    decode_j: Array
+    prefill_s: Array
+    decode_s: Array
+    idle_s: Array
+
+
+def spent_before(engines: Engines, start_s: Array, end_s: Array) -> Spent:
+    """What falls into [start_s, end_s) of engine steps that began before it."""
+    seconds = jnp.maximum(jnp.minimum(engines.clock, end_s) - start_s, 0.0)
+    prefill_s = jnp.where(engines.power_prefill, seconds, 0.0)
+    decode_s = jnp.where(engines.power_prefill, 0.0, seconds)
+    return Spent(
+        prefill_j=engines.power * prefill_s,
+        decode_j=engines.power * decode_s,
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        idle_s=jnp.zeros_like(seconds),
+    )
+
+
+def run_pass(
+    fleet: Fleet, arrivals: Arrivals, outcomes: Outcomes, engines: Engines, spent: Spent, end_s: Array
+) -> tuple[Engines, Spent, Array, Array]:
+    """Advance every engine whose clock is before `end_s` by one action.
+
+    Returns the engines, what they spent, and a row of events: code [E] (`NOTHING`, `RAN_PREFILL`, `RAN_DECODE`, or 4*id + kind)
+    and the clock [E] after the action.
+    """
+    s = engines
+    active = s.clock < end_s
+    prefilling = active & (s.mode == PREFILL)
+    decoding = active & (s.mode == DECODE) & (s.batch > 0)
+    admitting = active & ~prefilling & ~decoding
+
+    pointer = jnp.where(prefilling, s.builder, s.head)
+    arrival, isl, osl, following = outcomes.dc_arrival_s[pointer], arrivals.isl[pointer], arrivals.osl[pointer], outcomes.next[pointer]
+    need = isl + osl
+
+    # Admission, first come first served at the clock at which the iteration began.
+    fits = (arrival <= s.clock) & (s.batch + s.prompts < fleet.max_num_seqs) & (s.reserved + need <= fleet.kv_capacity)
+    fits &= ~fleet.prefill_first | (s.step_tokens == 0) | (s.step_tokens + isl <= fleet.token_budget)
+    admit = admitting & fits
+    room = fleet.token_budget - s.step_tokens
+    build = (admit & (s.builder == s.head)) | (prefilling & (s.builder != s.head) & (room > 0))
+    before = jnp.where(prefilling, s.built, 0.0)
+    take = jnp.where(build, jnp.minimum(isl - before, room), 0.0)
+    after = before + take
+    complete = build & (after == isl)
+    builder = jnp.where(complete, following, s.builder)
+    head = jnp.where(admit, following, s.head)
+    built = jnp.where(complete, 0.0, jnp.where(build, after, s.built))
+
+    ends = complete & (osl == 1)
+    joins = complete & (osl > 1)
+    step_tokens = s.step_tokens + take
+    step_pieces = s.step_pieces + jnp.where(take > 0, 1.0, 0.0)
+    step_sq = s.step_sq + (after * after - before * before) * jnp.where(build, 1.0, 0.0)
+    step_joins = s.step_joins + joins
+    step_ends = s.step_ends + ends
+    step_end_tokens = s.step_end_tokens + jnp.where(ends, isl, 0.0)
+
+    enters = admit & (osl > 1)
+    slots = jnp.arange(s.slot_finish.shape[1], dtype=jnp.int32)
+    free = jnp.min(jnp.where(s.slot_finish < 0, slots, slots.shape[0]), axis=1)
+    put = enters[:, None] & (slots == free[:, None])
+    slot_finish = jnp.where(put, (s.n_decode + osl - 2)[:, None], s.slot_finish)
+    slot_kv = jnp.where(put, need[:, None].astype(jnp.int32), s.slot_kv)
+
+    # Steps. A pass that neither admits nor builds runs what is ready.
+    acts = active & ~admit & ~build
+    prefill = acts & ~decoding & (s.step_tokens > 0)
+    decode = acts & ~prefill & (s.batch > 0)
+    idle = acts & ~prefill & ~decode
+    batch, cached = s.batch.astype(float), s.cached
+    duration = jnp.where(prefill, fleet.prefill_time(s.step_tokens, s.step_pieces, s.step_sq), fleet.decode_time(batch, cached))
+    energy = jnp.where(prefill, fleet.prefill_energy(s.step_tokens, s.step_sq), fleet.decode_energy(batch, cached))
+    steps = prefill | decode
+    skip_to = jnp.minimum(jnp.maximum(arrival, s.clock), end_s)  # the sentinel request arrives never
+    clock = jnp.where(steps, s.clock + duration, jnp.where(idle, skip_to, s.clock))
+
+    inside = jnp.minimum(clock, end_s) - s.clock
+    inside_j = jnp.where(steps, energy * (inside / duration), 0.0)
+    spent = Spent(
+        prefill_j=spent.prefill_j + jnp.where(prefill, inside_j, 0.0),
+        decode_j=spent.decode_j + jnp.where(decode, inside_j, 0.0),
+        prefill_s=spent.prefill_s + jnp.where(prefill, inside, 0.0),
+        decode_s=spent.decode_s + jnp.where(decode, inside, 0.0),
+        idle_s=spent.idle_s + jnp.where(idle, inside, 0.0),
+    )
+
+    # Retirement: the whole batch gains a token a step, so the step that finishes a request was known at admission.
+    done = decode[:, None] & (slot_finish == s.n_decode[:, None])
+    done_count = jnp.sum(done, axis=1, dtype=jnp.int32)
+    done_kv = jnp.sum(jnp.where(done, slot_kv, 0), axis=1, dtype=jnp.int32).astype(float)
+    slot_finish = jnp.where(done, -1, slot_finish)
+    ended_tokens = jnp.where(prefill, s.step_end_tokens, 0.0)
+    ended = jnp.where(prefill, s.step_ends, 0)
+    joined = jnp.where(prefill, s.step_joins, 0)
+
+    caught_up = s.builder == s.head
+    after_prefill = jnp.where(caught_up, jnp.where(fleet.prefill_first, ADMIT, DECODE), PREFILL)
+    mode = jnp.where(prefill, after_prefill, jnp.where(decode | idle, ADMIT, s.mode))
+    kept = jnp.where(prefill, 0.0, 1.0)
+    kept_int = jnp.where(prefill, 0, 1)
+    unfinished = s.batch + s.prompts
+    new = Engines(
+        clock=clock,
+        mode=mode,
+        head=head,
+        builder=builder,
+        built=built,
+        tail=s.tail,
+        queued=s.queued - admit,
+        queued_tokens=s.queued_tokens - jnp.where(admit, isl, 0.0),
+        batch=s.batch + joined - done_count,
+        prompts=s.prompts + admit - joined - ended,
+        cached=s.cached + jnp.where(prefill, s.step_tokens + joined - ended_tokens, 0.0) + jnp.where(decode, batch - done_kv, 0.0),
+        reserved=s.reserved + jnp.where(admit, need, 0.0) - done_kv - ended_tokens - ended,
+        step_tokens=step_tokens * kept,
+        step_pieces=step_pieces * kept,
+        step_sq=step_sq * kept,
+        step_joins=step_joins * kept_int,
+        step_ends=step_ends * kept_int,
+        step_end_tokens=step_end_tokens * kept,
+        n_prefill=s.n_prefill + prefill,
+        n_decode=s.n_decode + decode,
+        seen_batch=jnp.where(steps, unfinished, s.seen_batch),
+        seen_cached=jnp.where(steps, s.cached, s.seen_cached),
+        power=jnp.where(steps, energy / duration, s.power),
+        power_prefill=jnp.where(steps, prefill, s.power_prefill),
+        slot_finish=slot_finish,
+        slot_kv=slot_kv,
+        dc_count=s.dc_count,
+    )
+    kind = jnp.where(admit, jnp.where(complete, ADMITTED_AND_BUILT, ADMITTED), BUILT)
+    code = jnp.where(prefill, RAN_PREFILL, jnp.where(decode, RAN_DECODE, NOTHING))
+    code = jnp.where(admit | complete, 4 * pointer + kind, code)
+    return new, spent, code, clock

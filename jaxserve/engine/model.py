@@ -1,0 +1,91 @@
+"""What does not change during a run, as immutable device arrays.
+
+Dimension legend, used throughout the engine:
+E engines, D data centres, G schedulers, S batch slots of an engine, R requests held on the device, W requests decided in a step,
+C places in transit, M passes of a step, T steps of a chunk.
+
+A *step* is a whole number of windows in which no snapshot is taken after its start; the engine advances step by step.
+"""
+
+from dataclasses import dataclass
+
+import equinox as eqx
+from jax import Array
+
+from jaxserve.perf.latency import DecodeTime, PrefillTime
+from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
+
+
+class Fleet(eqx.Module):
+    """Engines, data centres, schedulers and their network.
+
+    Engines are numbered DC by DC, inside a DC in the order in which its round-robin visits them
+    (node 0's first engine, node 1's first engine, ..., node 0's second engine, ...).
+    """
+
+    prefill_time: PrefillTime
+    decode_time: DecodeTime
+    prefill_energy: PrefillEnergy
+    decode_energy: DecodeEnergy
+    max_num_seqs: Array  # [] int32
+    token_budget: Array  # [] tokens of one prefill step
+    kv_capacity: Array  # [] tokens
+    dc_members: Array  # [D, most engines of a DC] int32, E where a DC has fewer
+    dc_first_engine: Array  # [D] int32
+    dc_engines: Array  # [D] int32
+    pue: Array  # [D]
+    rtt_s: Array  # [G, D], 0 for a scheduler's own DCs
+    first_dc: Array  # [G] int32, where a scheduler's own order of DCs starts
+    slo_ttft_s: Array  # []
+    slo_tpot_s: Array  # []
+    batch_capacity: Array  # [] requests an engine, as the schedulers believe
+    window_s: Array  # []
+    poll_windows: Array  # [] int32
+    poll_offset: Array  # [D] int32, windows
+    prefill_first: Array  # [] bool, the batching loop: vLLM's, or else the study's
+    ledger_kept: Array  # [] bool, whether schedulers remember their own dispatches at all ...
+    ledger_in_flight: Array  # [] bool, ... and beyond a poll, until it can have seen them
+    n_engines: int = eqx.field(static=True)  # E
+
+    @property
+    def n_dc(self) -> int:
+        """Number of data centres D."""
+        return self.dc_engines.shape[-1]
+
+    @property
+    def n_schedulers(self) -> int:
+        """Number of schedulers G."""
+        return self.first_dc.shape[-1]
+
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Static shapes of the compiled chunk. Every one but `slots` is a capacity that the host grows when it proves too small."""
+
+    slots: int  # S: max_num_seqs
+    requests: int  # R
+    step_requests: int  # W
+    transit: int  # C
+    passes: int  # M
+    steps: int  # T
+    step_windows: int  # windows in a step
+
+
+class Arrivals(eqx.Module):
+    """The requests a chunk works on, numbered in order of arrival; row R (the last) is a sentinel that never arrives."""
+
+    decision_s: Array  # [R+1]
+    isl: Array  # [R+1] tokens, float64
+    osl: Array  # [R+1] tokens, int32
+    scheduler: Array  # [R+1] int32
+    by_scheduler: Array  # [R+W] int32, request ids sorted by (step, scheduler, id), then R
+
+
+class StepInputs(eqx.Module):
+    """What changes from step to step and is known before the run."""
+
+    index: Array  # [T] int32, number of the step in the run
+    counted: Array  # [T] bool, whether the step lies before the horizon
+    ci: Array  # [T, D] g/kWh at the step's start
+    group_start: Array  # [T, G+1] int32, where each scheduler's requests of the step begin in `by_scheduler`

@@ -1,0 +1,89 @@
+"""From the decision to the engine's queue: requests under way, their round-robin inside the DC, and the linked queues."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxserve.engine.model import Arrivals, Fleet
+from jaxserve.engine.state import Engines, Outcomes, Transit
+
+
+def deliver(
+    fleet: Fleet, arrivals: Arrivals, engines: Engines, outcomes: Outcomes, transit: Transit, request: Array, dc: Array, end_s: Array
+) -> tuple[Engines, Outcomes, Transit, Array]:
+    """Send off `request` [W] to `dc` [W] (D where the place is empty) and queue everything that reaches its DC before `end_s`.
+
+    Returns engines, outcomes, what is still under way, and whether that is more than transit has room for.
+    """
+    n_dc, capacity, none = fleet.n_dc, transit.request.shape[0], outcomes.next.shape[0] - 1
+    rtt = fleet.rtt_s.at[arrivals.scheduler[request], dc].get(mode="fill", fill_value=jnp.inf)
+    arrival = arrivals.decision_s[request] + rtt
+    outcomes = _route(outcomes, request, dc, arrival, n_dc)
+
+    # One sort by (DC, arrival, id): what is due comes first, DC by DC in the order of its round-robin; then what stays under way; then blanks.
+    request = jnp.concatenate([transit.request, request])
+    dc = jnp.concatenate([transit.dc, dc])
+    arrival = jnp.concatenate([transit.arrival_s, arrival])
+    group = jnp.where(dc == n_dc, n_dc + 1, jnp.where(arrival < end_s, dc, n_dc))
+    group, arrival, request, dc = jax.lax.sort((group, arrival, request, dc), num_keys=3, is_stable=False)
+    bounds = jnp.searchsorted(group, jnp.arange(n_dc + 2, dtype=group.dtype)).astype(jnp.int32)  # [D+2]
+
+    engines, outcomes = _queue(fleet, arrivals, engines, outcomes, group, request, bounds)
+
+    size = group.shape[0]
+    place = bounds[n_dc] + jnp.arange(capacity, dtype=jnp.int32)
+    kept = place < bounds[n_dc + 1]
+    place = jnp.minimum(place, size - 1)
+    transit = Transit(
+        request=jnp.where(kept, request[place], none),
+        dc=jnp.where(kept, dc[place], n_dc),
+        arrival_s=jnp.where(kept, arrival[place], jnp.inf),
+    )
+    return engines, outcomes, transit, bounds[n_dc + 1] - bounds[n_dc] > capacity
+
+
+def _route(outcomes: Outcomes, request: Array, dc: Array, arrival: Array, n_dc: int) -> Outcomes:
+    none = outcomes.next.shape[0] - 1
+    row = jnp.where(dc < n_dc, request, none + 1)
+    return replace(outcomes, dc_arrival_s=outcomes.dc_arrival_s.at[row].set(arrival, mode="drop"))
+
+
+def _queue(
+    fleet: Fleet, arrivals: Arrivals, engines: Engines, outcomes: Outcomes, group: Array, request: Array, bounds: Array
+) -> tuple[Engines, Outcomes]:
+    """Link the due requests, sorted by DC and arrival, behind their engines' queues.
+
+    Round-robin makes it simple: of the requests that reach a DC with N engines, an engine gets every N-th,
+    so the one before it in its queue stands N places earlier in the sorted order, or at the queue's tail.
+    """
+    n_dc, n_engines, none = fleet.n_dc, fleet.n_engines, outcomes.next.shape[0] - 1
+    due = group < n_dc
+    at = jnp.minimum(group, n_dc - 1)
+    place = jnp.arange(group.shape[0], dtype=jnp.int32)
+    rank = place - bounds[at]
+    size = fleet.dc_engines[at]
+    engine = jnp.where(due, fleet.dc_first_engine[at] + (engines.dc_count[at] + rank) % size, n_engines)
+    first = due & (rank < size)
+    last = due & (place + size >= bounds[at + 1])
+
+    tail = engines.tail.at[engine].get(mode="fill", fill_value=none)
+    ahead = jnp.where(first, tail, request[jnp.maximum(place - size, 0)])
+    nexts = outcomes.next.at[jnp.where(due & (ahead < none), ahead, none + 1)].set(request, mode="drop")
+    nexts = nexts.at[jnp.where(due, request, none + 1)].set(jnp.where(last, none, request[jnp.minimum(place + size, place.shape[0] - 1)]), mode="drop")
+    outcomes = replace(outcomes, next=nexts, engine=outcomes.engine.at[jnp.where(due, request, none + 1)].set(engine, mode="drop"))
+
+    front = jnp.full(n_engines, none, jnp.int32).at[jnp.where(first, engine, n_engines)].set(request, mode="drop")
+    isl = arrivals.isl[request]
+    new = replace(
+        engines,
+        head=jnp.where(engines.head == none, front, engines.head),
+        builder=jnp.where(engines.builder == none, front, engines.builder),
+        tail=engines.tail.at[jnp.where(last, engine, n_engines)].set(request, mode="drop"),
+        queued=engines.queued.at[engine].add(1, mode="drop"),
+        queued_tokens=engines.queued_tokens.at[engine].add(isl, mode="drop"),
+        dc_count=(engines.dc_count + bounds[1 : n_dc + 1] - bounds[:n_dc]) % fleet.dc_engines,
+    )
+    return new, outcomes
+

@@ -1,0 +1,41 @@
+"""What a scheduler expects of each DC for one request: TTFT, TPOT, and whether both keep the SLO."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax import Array
+
+from jaxserve.engine.control import View
+
+MAX_DUTY = 0.95  # keeps 1/(1 - duty) finite
+
+
+class Estimate(eqx.Module):
+    """Expected latencies by DC, in the scheduler's own order."""
+
+    ttft_s: Array  # [D]
+    tpot_s: Array  # [D]
+    feasible: Array  # [D] bool
+
+
+def queued_requests(view: View) -> Array:
+    """q [D]: queued requests an engine, from the snapshot's tokens alone, so that no dispatch counts twice."""
+    return view.queued_seen / view.isl_mean
+
+
+def estimate(view: View, isl: Array, osl: Array) -> Estimate:
+    """Estimator of arXiv 2610.14571 (TTFT, TPOT and F_r), with our definitions of W_d, T_pre and q_d.
+
+    TTFT = rtt + W + t_pre(isl + Q, 1 + q, isl^2 + q E[isl^2]), TPOT = (t_dec(B + 1, K + isl) + t_pre(Q)/osl) / (1 - duty).
+    """
+    fleet = view.fleet
+    queued = queued_requests(view)
+    working = 1.0 - jnp.minimum(view.duty, MAX_DUTY)
+    footprint = view.isl_mean + view.osl_mean
+    slots = jnp.maximum(1.0, jnp.minimum(fleet.batch_capacity, jnp.floor(fleet.kv_capacity / footprint)))
+    residence = view.osl_mean * fleet.decode_time(jnp.maximum(view.batch, 1.0), view.cached) / working
+    wait = jnp.maximum(0.0, view.batch + queued + 1.0 - slots) * residence / slots
+    prefill = fleet.prefill_time(isl + view.queued_tokens, 1.0 + queued, isl * isl + queued * view.isl2_mean)
+    backlog = fleet.prefill_time(view.queued_tokens, queued, queued * view.isl2_mean) / osl
+    ttft = view.rtt_s + wait + prefill
+    tpot = (fleet.decode_time(view.batch + 1.0, view.cached + isl) + jnp.where(view.queued_tokens > 0, backlog, 0.0)) / working
+    return Estimate(ttft_s=ttft, tpot_s=tpot, feasible=(ttft <= fleet.slo_ttft_s) & (tpot <= fleet.slo_tpot_s))

@@ -1,0 +1,237 @@
+"""From a scenario to what the engine takes: the fleet, the requests with their decision times, and the grid."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve.engine.model import Fleet, Sizes
+from jaxserve.engine.simulate import Requests as EngineRequests
+from jaxserve.engine.simulate import first_requests
+from jaxserve.errors import InputError
+from jaxserve.perf.coefficients import Coefficients
+from jaxserve.scenario.grid import GridSeries, load_grid
+from jaxserve.scenario.spec import AffineLatency, FixedLatency, Scenario
+from jaxserve.scenario.workload import Requests, generate_requests
+from jaxserve.units import MS_PER_S
+
+LONGEST_STEP_S = 1.0
+"""Steps of the engine are at most this long (or one window): longer ones save nothing and need larger buffers."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A scenario ready to run under any policy."""
+
+    scenario: Scenario
+    fleet: Fleet
+    requests: Requests  # all that arrive
+    accepted: NDArray[np.int64]  # [A] numbers of those that can ever be served
+    engine_requests: EngineRequests  # the accepted ones
+    grid: GridSeries
+    site_zone: NDArray[np.int64]  # [D] column of each site in `grid`
+    horizon_windows: int
+    ledger_windows: int
+    notes: tuple[str, ...]
+
+    def ci(self, times_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """g/kWh [n, D] at `times_s` [n]."""
+        return self.grid.at(times_s)[:, self.site_zone]
+
+    def step_windows(self, observes: bool) -> int:
+        """Windows in a step of the engine: as many as fit between the edges of ledger intervals, the horizon and, if observed, polls."""
+        fleet, window_s = self.fleet, self.scenario.dispatch.window_s
+        common = math.gcd(self.ledger_windows, self.horizon_windows)
+        if observes:
+            common = math.gcd(common, int(fleet.poll_windows), *(int(offset) for offset in fleet.poll_offset))
+        most = max(1, math.floor(LONGEST_STEP_S / window_s * (1 + 1e-9)))
+        return max(d for d in range(1, min(common, most) + 1) if common % d == 0)
+
+    def sizes(self, step_windows: int) -> Sizes:
+        """First guesses of the static shapes; the simulation grows those that prove too small."""
+        window_s = self.scenario.dispatch.window_s
+        step_s = step_windows * window_s
+        horizon_steps = self.horizon_windows // step_windows
+        arrival = self.engine_requests.arrival_s
+        busiest = int(np.diff(first_requests(arrival, window_s, step_windows, horizon_steps)).max())
+        coefficients = self.scenario.engine.coefficients
+        assert isinstance(coefficients, Coefficients)
+        passes = _round_up(1.15 * step_s / coefficients.decode_time.alpha0 + 8, 8)
+        steps = max(8, min(int(CHUNK_BYTES // (passes * self.fleet.n_engines * 8)), MAX_CHUNK_STEPS, _round_up(horizon_steps * 1.05 + 4, 8)))
+        rate = len(arrival) / self.scenario.horizon_s
+        longest_rtt = float(np.max(self.fleet.rtt_s, initial=0.0))
+        return Sizes(
+            slots=int(self.fleet.max_num_seqs),
+            requests=_round_up(rate * step_s * steps * 1.3 + 256, 1024),
+            step_requests=_round_up(busiest, 16),
+            transit=_round_up(rate * (longest_rtt + step_s) * 1.3 + 64, 64),
+            passes=passes,
+            steps=steps,
+            step_windows=step_windows,
+        )
+
+
+CHUNK_BYTES = 48e6
+"""Memory for the table of step ends of one chunk."""
+MAX_CHUNK_STEPS = 1024
+
+
+def _round_up(value: float, multiple: int) -> int:
+    return math.ceil(value / multiple) * multiple
+
+
+def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:
+    """Generate the requests, read the grid and build the fleet. Raises `InputError` for what only shows when the parts meet."""
+    fleet = build_fleet(scenario)
+    requests = generate_requests(
+        scenario.workload,
+        horizon_s=scenario.horizon_s,
+        seed=scenario.seed,
+        scheduler_names=[s.name for s in scenario.schedulers],
+        scheduler_weights=[s.weight for s in scenario.schedulers],
+        base_dir=base_dir,
+    )
+    zones = list(dict.fromkeys(site.zone for site in scenario.sites))
+    grid = load_grid(scenario.grid, zones=zones, start=scenario.start_time, duration_s=scenario.horizon_s, base_dir=base_dir)
+    accepted = _acceptable(scenario, fleet, requests)
+    coefficients = scenario.engine.coefficients
+    assert isinstance(coefficients, Coefficients)
+    arrival = requests.arrival_s[accepted]
+    scheduler = requests.scheduler[accepted]
+    return Compiled(
+        scenario=scenario,
+        fleet=fleet,
+        requests=requests,
+        accepted=accepted,
+        engine_requests=EngineRequests(
+            arrival_s=arrival,
+            decision_s=decision_times(scenario, arrival, scheduler),
+            isl=requests.isl[accepted],
+            osl=requests.osl[accepted],
+            scheduler=scheduler,
+        ),
+        grid=grid,
+        site_zone=np.array([grid.zones.index(site.zone) for site in scenario.sites]),
+        horizon_windows=scenario.windows(scenario.horizon_s),
+        ledger_windows=scenario.windows(scenario.ledger_s),
+        notes=(*requests.notes, *grid.notes, *coefficients.caveats),
+    )
+
+
+def build_fleet(scenario: Scenario) -> Fleet:
+    """Engines, DCs, schedulers and network as arrays; raises `InputError` naming the field."""
+    engine, coefficients = scenario.engine, scenario.engine.coefficients
+    assert isinstance(coefficients, Coefficients)
+    tp = coefficients.setup.tp
+    capacity = engine.kv_tokens(tp)
+    if capacity < 2:
+        raise InputError(
+            f"engine: {tp} GPU(s) of {engine.gpu_memory_gib:g} GiB at utilisation {engine.gpu_memory_utilization:g} leave no room for a KV cache "
+            f"beside {engine.weights_gib:g} GiB of weights; raise gpu_memory_gib or the tensor parallel size of the coefficients"
+        )
+    shortest = coefficients.shortest_decode_s(engine.max_num_seqs, capacity // engine.max_num_seqs + 1)
+    if shortest <= 0:
+        raise InputError(
+            f"engine.coefficients: decode steps would last {shortest:.3g} s within max_num_seqs = {engine.max_num_seqs} and the KV capacity; "
+            "the fit does not reach that far, lower max_num_seqs or use other coefficients"
+        )
+    engines = np.array([site.nodes * _engines_per_node(i, site.gpus_per_node, tp) for i, site in enumerate(scenario.sites)])
+    first = np.concatenate([[0], np.cumsum(engines)[:-1]])
+    index = {site.name: i for i, site in enumerate(scenario.sites)}
+    members = first[:, None] + np.arange(engines.max())
+    poll_windows = scenario.windows(scenario.provisioner.poll_s)
+    n_dc = len(scenario.sites)
+    offset = np.arange(n_dc) * poll_windows // n_dc if scenario.provisioner.mode == "async" else np.zeros(n_dc)
+    as_int, as_float = np.int32, np.float64
+    return Fleet(
+        prefill_time=coefficients.prefill_time_model(),
+        decode_time=coefficients.decode_time_model(),
+        prefill_energy=coefficients.prefill_energy_model(),
+        decode_energy=coefficients.decode_energy_model(),
+        max_num_seqs=as_int(engine.max_num_seqs),  # type: ignore[arg-type]
+        token_budget=as_float(engine.max_num_batched_tokens),  # type: ignore[arg-type]
+        kv_capacity=as_float(capacity),  # type: ignore[arg-type]
+        dc_members=np.where(np.arange(engines.max()) < engines[:, None], members, engines.sum()).astype(as_int),  # type: ignore[arg-type]
+        dc_first_engine=first.astype(as_int),  # type: ignore[arg-type]
+        dc_engines=engines.astype(as_int),  # type: ignore[arg-type]
+        pue=np.array([site.pue for site in scenario.sites]),  # type: ignore[arg-type]
+        rtt_s=_rtt(scenario),  # type: ignore[arg-type]
+        first_dc=np.array([min(index[name] for name in s.sites) for s in scenario.schedulers], as_int),  # type: ignore[arg-type]
+        slo_ttft_s=as_float(scenario.slo.ttft_s),  # type: ignore[arg-type]
+        slo_tpot_s=as_float(scenario.slo.tpot_s),  # type: ignore[arg-type]
+        batch_capacity=as_float(scenario.dispatch.batch_capacity),  # type: ignore[arg-type]
+        window_s=as_float(scenario.dispatch.window_s),  # type: ignore[arg-type]
+        poll_windows=as_int(poll_windows),  # type: ignore[arg-type]
+        poll_offset=offset.astype(as_int),  # type: ignore[arg-type]
+        prefill_first=np.bool_(engine.batching == "prefill_first"),  # type: ignore[arg-type]
+        ledger_kept=np.bool_(scenario.dispatch.ledger != "off"),  # type: ignore[arg-type]
+        ledger_in_flight=np.bool_(scenario.dispatch.ledger == "in-flight"),  # type: ignore[arg-type]
+        n_engines=int(engines.sum()),
+    )
+
+
+def _engines_per_node(site: int, gpus: int, tp: int) -> int:
+    if gpus % tp:
+        raise InputError(f"sites.{site}.gpus_per_node: {gpus} GPUs cannot be shared out over engines of {tp} GPUs each")
+    return gpus // tp
+
+
+def _rtt(scenario: Scenario) -> NDArray[np.float64]:
+    """Seconds [G, D]; 0 to a scheduler's own DCs."""
+    table = scenario.network.rtt_ms
+    known = {site.region for site in scenario.sites} | {s.region for s in scenario.schedulers}
+    for a, row in table.items():
+        for b in (a, *row):
+            if b not in known:
+                raise InputError(f"network.rtt_ms.{a}: no site or scheduler is in region {b!r}; known regions are {', '.join(sorted(known))}")
+            back = table.get(b, {}).get(a)
+            if b in row and back is not None and back != row[b]:
+                raise InputError(f"network.rtt_ms: {a} to {b} is {row[b]:g} ms but {b} to {a} is {back:g} ms; a round trip has one time")
+    rtt = np.zeros((len(scenario.schedulers), len(scenario.sites)))
+    for g, scheduler in enumerate(scenario.schedulers):
+        for d, site in enumerate(scenario.sites):
+            if site.name in scheduler.sites:
+                continue
+            a, b = scheduler.region, site.region
+            value = table.get(a, {}).get(b, table.get(b, {}).get(a, 0.0 if a == b else None))
+            if value is None:
+                raise InputError(f"network.rtt_ms: no round-trip time between {a!r} (scheduler {scheduler.name}) and {b!r} (site {site.name})")
+            rtt[g, d] = value / MS_PER_S
+    return rtt
+
+
+def _acceptable(scenario: Scenario, fleet: Fleet, requests: Requests) -> NDArray[np.int64]:
+    """Numbers of the requests that can ever be admitted; the others are refused here or rejected, as the scenario says."""
+    limits = [(int(fleet.kv_capacity), "the KV cache of an engine")]
+    if scenario.engine.max_model_len is not None:
+        limits.append((scenario.engine.max_model_len, "engine.max_model_len"))
+    limit, what = min(limits)
+    total = requests.isl + requests.osl
+    too_long = np.flatnonzero(total > limit)
+    if len(too_long) and scenario.engine.oversize == "error":
+        r = int(too_long[0])
+        raise InputError(
+            f"workload: request {r} (arrival {requests.arrival_s[r]:g} s, ISL {requests.isl[r]}, OSL {requests.osl[r]}) needs {total[r]} tokens, "
+            f"more than the {limit} of {what}, and so do {len(too_long) - 1} others; nothing is truncated: "
+            'set engine.oversize = "reject" to count them as rejected'
+        )
+    return np.flatnonzero(total <= limit)
+
+
+def decision_times(scenario: Scenario, arrival_s: NDArray[np.float64], scheduler: NDArray[np.integer]) -> NDArray[np.float64]:
+    """`decision_s` [A] of policies that decide at arrival (SEMANTICS.md, "From arrival to engine")."""
+    latency = scenario.decision_latency
+    if isinstance(latency, FixedLatency):
+        return arrival_s + latency.seconds
+    if not isinstance(latency, AffineLatency):
+        return arrival_s
+    decided = np.empty_like(arrival_s)
+    for g in range(len(scenario.schedulers)):
+        mine = np.flatnonzero(scheduler == g)
+        free = 0.0
+        for r, t in zip(mine.tolist(), arrival_s[mine].tolist(), strict=True):
+            free = max(t, free) + latency.c0_s + latency.c1_s
+            decided[r] = free
+    return decided

@@ -1,0 +1,190 @@
+"""The scenario file: every field, its unit, its default and its bounds."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from jaxserve.perf.coefficients import Coefficients
+from jaxserve.scenario.grid import GridSpec
+from jaxserve.scenario.workload import WorkloadSpec
+from jaxserve.units import BYTES_PER_GIB
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1, pattern=r"^[^/\\\x00-\x1f]+$")]
+
+WINDOW_TOLERANCE = 1e-9
+"""How far, relatively, a time may be from a whole number of windows: decimal fractions are not exact in binary."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Site(_Strict):
+    """One data centre (DC)."""
+
+    name: Name
+    region: Name
+    """Looks up `network.rtt_ms`."""
+    zone: Name
+    """Electricity Maps zone of its grid."""
+    pue: float = Field(ge=1, allow_inf_nan=False)
+    nodes: int = Field(ge=1)
+    gpus_per_node: int = Field(ge=1)
+
+
+class Engine(_Strict):
+    """One inference engine; all sites run the same kind."""
+
+    coefficients: str | Coefficients
+    """A shipped set by name, a file (relative to the scenario), or the table itself."""
+    batching: Literal["study", "prefill_first"] = "prefill_first"
+    max_num_seqs: int = Field(256, ge=1)
+    max_num_batched_tokens: int = Field(8192, ge=1)
+    """Token budget of one prefill step."""
+    max_model_len: int | None = Field(None, ge=2)
+    """Most tokens of a request, prompt and output together; nothing is ever truncated to it."""
+    kv_capacity_tokens: int | None = Field(None, ge=2)
+    """Tokens that fit beside the weights; or the four below, from which it follows."""
+    gpu_memory_gib: float | None = Field(None, gt=0, allow_inf_nan=False)
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    weights_gib: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Of the whole model, over all GPUs of the engine."""
+    kv_bytes_per_token: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Of the whole model: 2 * layers * kv_heads * head_dim * bytes."""
+    oversize: Literal["error", "reject"] = "error"
+    """What becomes of a request that can never fit: refused with the scenario, or counted as rejected and as an SLO violation."""
+
+    @model_validator(mode="after")
+    def _capacity_known(self) -> "Engine":
+        parts = (self.gpu_memory_gib, self.weights_gib, self.kv_bytes_per_token)
+        if self.kv_capacity_tokens is None and any(part is None for part in parts):
+            raise ValueError("give kv_capacity_tokens, or gpu_memory_gib, weights_gib and kv_bytes_per_token")
+        return self
+
+    def kv_tokens(self, tp: int) -> int:
+        """KV-cache capacity of an engine of `tp` GPUs, in tokens: (memory * utilisation * tp - weights) / bytes a token."""
+        if self.kv_capacity_tokens is not None:
+            return self.kv_capacity_tokens
+        assert self.gpu_memory_gib and self.weights_gib and self.kv_bytes_per_token  # the validator has seen to it
+        spare = (self.gpu_memory_gib * self.gpu_memory_utilization * tp - self.weights_gib) * BYTES_PER_GIB
+        return int(spare // self.kv_bytes_per_token)
+
+
+class Network(_Strict):
+    """Round-trip times between regions; what is given one way holds both ways. Inside a region 0 unless given."""
+
+    rtt_ms: dict[str, dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]] = Field(default_factory=dict)
+
+
+class Slo(_Strict):
+    """Latency budgets of every request."""
+
+    ttft_s: Seconds
+    tpot_s: Seconds
+
+
+class Scheduler(_Strict):
+    """A regional entry point."""
+
+    name: Name
+    region: Name
+    sites: list[Name] = Field(min_length=1)
+    """Its own DCs: reached without a round trip."""
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """Its share of the requests where the workload is split by weight."""
+
+
+class Dispatch(_Strict):
+    """What all schedulers have in common."""
+
+    window_s: Seconds = 0.1
+    batch_capacity: int = Field(40, ge=1)
+    """Requests that schedulers believe an engine takes at once."""
+    ledger: Literal["off", "reset", "in-flight"] = "in-flight"
+    """What a scheduler remembers of its own dispatches between polls."""
+
+
+class Provisioner(_Strict):
+    """How the state of the DCs reaches the schedulers."""
+
+    poll_s: Seconds = 1.0
+    mode: Literal["sync", "async"] = "sync"
+
+
+class NoLatency(_Strict):
+    """Decisions take no time."""
+
+    kind: Literal["none"] = "none"
+
+
+class FixedLatency(_Strict):
+    """Every decision takes the same time, many at once."""
+
+    kind: Literal["fixed"]
+    seconds: float = Field(ge=0, allow_inf_nan=False)
+
+
+class AffineLatency(_Strict):
+    """One solver a scheduler, which takes c0 + c1 * requests."""
+
+    kind: Literal["affine"]
+    c0_s: float = Field(ge=0, allow_inf_nan=False)
+    c1_s: float = Field(ge=0, allow_inf_nan=False)
+
+
+class Scenario(_Strict):
+    """Everything a run depends on."""
+
+    name: Name
+    description: str = ""
+    seed: int = Field(0, ge=0, lt=2**63)
+    start_time: datetime
+    """When the run begins, for the grid; UTC, or with an offset."""
+    horizon_s: Seconds
+    """Requests arrive in [0, horizon); those in flight then are served to the end."""
+    ledger_s: Seconds = 1.0
+    """Length of the intervals over which energy and carbon are added up."""
+    sites: list[Site] = Field(min_length=1)
+    engine: Engine
+    network: Network = Network()
+    grid: GridSpec
+    workload: WorkloadSpec
+    slo: Slo
+    schedulers: list[Scheduler] = Field(min_length=1)
+    dispatch: Dispatch = Dispatch()
+    provisioner: Provisioner = Provisioner()
+    decision_latency: Annotated[NoLatency | FixedLatency | AffineLatency, Field(discriminator="kind")] = NoLatency()
+    policies: list[dict[str, Any]] = Field(min_length=1)
+    """The policies to compare, the first being the baseline; each `{kind = ..., ...}` as `jaxserve policies` lists them."""
+
+    @field_validator("start_time")
+    @classmethod
+    def _in_utc(cls, value: datetime) -> datetime:
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+    @model_validator(mode="after")
+    def _hangs_together(self) -> "Scenario":
+        for what, items in (("sites", self.sites), ("schedulers", self.schedulers)):
+            names = [item.name for item in items]
+            doubled = sorted({name for name in names if names.count(name) > 1})
+            if doubled:
+                raise ValueError(f"{what}: the name {doubled[0]!r} is used twice; names must differ")
+        sites = {site.name for site in self.sites}
+        owner: dict[str, str] = {}
+        for i, scheduler in enumerate(self.schedulers):
+            for name in scheduler.sites:
+                if name not in sites:
+                    raise ValueError(f"schedulers.{i}.sites: there is no site {name!r}; known are {', '.join(sorted(sites))}")
+                if owner.setdefault(name, scheduler.name) != scheduler.name:
+                    raise ValueError(f"schedulers.{i}.sites: {name!r} belongs to scheduler {owner[name]!r} already")
+        for field, seconds in (("ledger_s", self.ledger_s), ("provisioner.poll_s", self.provisioner.poll_s), ("horizon_s", self.horizon_s)):
+            ratio = seconds / self.dispatch.window_s
+            if round(ratio) < 1 or abs(ratio - round(ratio)) > WINDOW_TOLERANCE * ratio:
+                raise ValueError(f"{field}: {seconds:g} s is not a whole number of windows of dispatch.window_s = {self.dispatch.window_s:g} s")
+        return self
+
+    def windows(self, seconds: float) -> int:
+        """`seconds` as a number of windows."""
+        return round(seconds / self.dispatch.window_s)

@@ -1,0 +1,9 @@
+"""Constants and conversions. Names elsewhere carry their unit: `energy_j`, `ci_g_per_kwh`, `rtt_ms`."""
+
+J_PER_KWH = 3.6e6
+"""Joules in a kilowatt-hour."""
+
+MS_PER_S = 1e3
+US_PER_S = 1e6
+S_PER_HOUR = 3600.0
+BYTES_PER_GIB = 2**30

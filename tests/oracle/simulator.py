@@ -1,0 +1,112 @@
+"""The event loop: polls, arrivals, transit and engine iterations, in order of time."""
+
+import heapq
+
+from tests.oracle.datacenter import DataCenter
+from tests.oracle.energy import energy_ledger, engine_seconds
+from tests.oracle.model import OracleResult, OracleScenario
+from tests.oracle.policies import Scheduler
+from tests.oracle.records import Request
+from tests.oracle.timeline import first_poll_window
+
+# At one instant: a poll comes before the decisions and iterations of its window; a request decided without latency can reach
+# its DC at once; and an iteration sees all that reached its engine by then.
+POLL, ARRIVAL, DC_ARRIVAL, ITERATION = range(4)
+
+
+class Simulation:
+    """The state of a run. An event is (time, kind, index, window): index is a DC, request or engine, window is that of a poll."""
+
+    def __init__(self, scenario: OracleScenario):
+        s = self.s = scenario
+        check(s)
+        self.requests = [Request(*row) for row in zip(range(len(s.arrival_s)), s.scheduler, s.arrival_s, s.isl, s.osl)]
+        self.schedulers = [Scheduler(s, i) for i in range(len(s.own))]
+        self.dcs = [DataCenter(s, d) for d in range(len(s.nodes))]
+        self.engines = [e for dc in self.dcs for e in dc.engines]
+        self.first_engine = [sum(len(dc.engines) for dc in self.dcs[:d]) for d in range(len(self.dcs))]
+        offsets = [first_poll_window(s, d) for d in range(len(self.dcs))]
+        self.snapshots = [dc.empty_snapshot(offset - s.poll_windows) for dc, offset in zip(self.dcs, offsets)]
+        self.polls: list[tuple[int, int, float, float, float, float]] = []
+        # No request arrives after the horizon, so no poll is needed after it.
+        polls = [(k * s.window_s, POLL, d, k) for d, o in enumerate(offsets) for k in range(o, s.horizon_windows, s.poll_windows)]
+        self.events = polls + [(r.arrival_s, ARRIVAL, r.id, 0) for r in self.requests]
+        heapq.heapify(self.events)
+
+    def run(self) -> None:
+        while self.events:
+            t, kind, index, window = heapq.heappop(self.events)
+            if kind == POLL:
+                self._poll(index, window)
+            elif kind == ARRIVAL:
+                self._decide(self.requests[index])
+            elif kind == DC_ARRIVAL:
+                self._reach_dc(self.requests[index])
+            else:
+                self._iterate(index, t)
+
+    def _poll(self, d: int, window: int) -> None:
+        snap = self.snapshots[d] = self.dcs[d].poll(window)
+        self.polls.append((window, d, snap.b, snap.q, snap.k, snap.duty))
+
+    def _decide(self, r: Request) -> None:
+        # Polls fall on window edges and precede decisions of the same instant, so the latest poll of each DC
+        # is its last one at or before the start of the window in which the request arrives.
+        scheduler = self.schedulers[r.scheduler]
+        scheduler.dispatch(r, scheduler.decide(r, self.snapshots))
+        self.dcs[r.dc].sent.append(r)
+        heapq.heappush(self.events, (r.dc_arrival_s, DC_ARRIVAL, r.id, 0))
+
+    def _reach_dc(self, r: Request) -> None:
+        index = self.first_engine[r.dc] + self.dcs[r.dc].place(r)
+        self.engines[index].waiting.append(r)
+        self._plan_iteration(index, r.dc_arrival_s)
+
+    def _plan_iteration(self, index: int, t: float) -> None:
+        if not self.engines[index].wake_planned:
+            self.engines[index].wake_planned = True
+            heapq.heappush(self.events, (t, ITERATION, index, 0))
+
+    def _iterate(self, index: int, t: float) -> None:
+        engine = self.engines[index]
+        engine.wake_planned = False
+        end = engine.iterate(t)
+        if end is not None:  # else idle until the next request reaches it
+            self._plan_iteration(index, end)
+
+
+def check(s: OracleScenario) -> None:
+    """Refuse what would never end or is not a scenario."""
+    if any(a > b for a, b in zip(s.arrival_s, s.arrival_s[1:])):
+        raise ValueError("requests must be sorted by arrival_s")
+    if any(not 0.0 <= a < s.horizon_windows * s.window_s for a in s.arrival_s):
+        raise ValueError("arrivals must lie in [0, horizon)")
+    if any(isl < 1 or osl < 1 or isl + osl > s.kv_capacity_tokens for isl, osl in zip(s.isl, s.osl)):
+        raise ValueError("every request needs isl >= 1, osl >= 1 and isl + osl <= kv_capacity_tokens")
+    if not all(s.own):
+        raise ValueError("every scheduler needs a DC of its own")
+
+
+def simulate(scenario: OracleScenario) -> OracleResult:
+    """Run a scenario until its last request has finished."""
+    simulation = Simulation(scenario)
+    simulation.run()
+    ledger, drain_j = energy_ledger(scenario, simulation.dcs)
+    seconds = [engine_seconds(scenario, e) for e in simulation.engines]
+    requests = simulation.requests
+    return OracleResult(
+        dc=[r.dc for r in requests],
+        node=[r.node for r in requests],
+        engine=[r.engine for r in requests],
+        decision_s=[r.decision_s for r in requests],
+        dc_arrival_s=[r.dc_arrival_s for r in requests],
+        admit_s=[r.admit_s for r in requests],
+        first_token_s=[r.token_s[0] for r in requests],
+        finish_s=[r.finish_s for r in requests],
+        ledger=ledger,
+        drain_energy_j=drain_j,
+        prefill_s=[x[0] for x in seconds],
+        decode_s=[x[1] for x in seconds],
+        idle_s=[x[2] for x in seconds],
+        polls=simulation.polls,
+    )

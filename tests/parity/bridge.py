@@ -1,0 +1,154 @@
+"""Runs the vectorised engine on a scenario of the oracle, so that both can be compared request by request."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxserve.engine.control import AbstractPolicy
+from jaxserve.engine.model import Fleet, Sizes
+from jaxserve.engine.simulate import Advance, Case, Requests, Simulation, first_requests
+from jaxserve.perf.latency import DecodeTime, PrefillTime
+from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
+from jaxserve.policies.greedy import Greedy
+from jaxserve.policies.simple import LeastLoaded, RoundRobin
+from tests.oracle.model import OracleScenario
+
+
+@dataclass(frozen=True)
+class EngineResult:
+    """Per-request arrays by id, per-step arrays over steps of `step_windows`, per-engine arrays over (dc, node, engine)."""
+
+    dc: np.ndarray
+    node: np.ndarray
+    engine: np.ndarray
+    dc_arrival_s: np.ndarray
+    admit_s: np.ndarray
+    first_token_s: np.ndarray
+    finish_s: np.ndarray
+    prefill_j: np.ndarray  # [steps, D]
+    decode_j: np.ndarray
+    idle_s: np.ndarray
+    engine_s: np.ndarray  # [3, E]
+    running: np.ndarray  # [steps, D]
+    queued: np.ndarray
+    under_way: np.ndarray  # [steps]
+    seen: np.ndarray  # [steps, 4, D]
+    step_windows: int
+
+
+def policy_of(s: OracleScenario) -> AbstractPolicy:
+    """The policy that the oracle's tuple names."""
+    if s.policy[0] == "greedy":
+        return Greedy.of(*s.policy[1:])
+    return {"round_robin": RoundRobin, "least_loaded": LeastLoaded}[s.policy[0]]()
+
+
+def fleet_of(s: OracleScenario) -> Fleet:
+    """The oracle's DCs and engines as the engine's arrays."""
+    engines = np.array(s.nodes) * np.array(s.engines_per_node)
+    first = np.concatenate([[0], np.cumsum(engines)[:-1]])
+    members = np.arange(engines.max())
+    offset = [d * s.poll_windows // len(s.nodes) if s.poll_mode == "async" else 0 for d in range(len(s.nodes))]
+    return Fleet(
+        prefill_time=PrefillTime(**s.t_pre),
+        decode_time=DecodeTime(**s.t_dec),
+        prefill_energy=PrefillEnergy(**s.e_pre),
+        decode_energy=DecodeEnergy(**s.e_dec),
+        max_num_seqs=np.int32(s.max_num_seqs),
+        token_budget=float(s.max_num_batched_tokens),
+        kv_capacity=float(s.kv_capacity_tokens),
+        dc_members=np.where(members < engines[:, None], first[:, None] + members, engines.sum()).astype(np.int32),
+        dc_first_engine=first.astype(np.int32),
+        dc_engines=engines.astype(np.int32),
+        pue=np.array(s.pue),
+        rtt_s=np.array(s.rtt_s),
+        first_dc=np.array([min(own) for own in s.own], np.int32),
+        slo_ttft_s=s.slo_ttft_s,
+        slo_tpot_s=s.slo_tpot_s,
+        batch_capacity=float(s.batch_capacity),
+        window_s=s.window_s,
+        poll_windows=np.int32(s.poll_windows),
+        poll_offset=np.array(offset, np.int32),
+        prefill_first=np.bool_(s.batching == "prefill_first"),
+        ledger_kept=np.bool_(s.ledger != "off"),
+        ledger_in_flight=np.bool_(s.ledger == "in-flight"),
+        n_engines=int(engines.sum()),
+    )
+
+
+def case_of(s: OracleScenario) -> Case:
+    """The oracle's scenario as the engine takes it."""
+    arrival, scheduler = np.array(s.arrival_s), np.array(s.scheduler)
+    if s.decision[0] == "affine":
+        decision = np.empty_like(arrival)
+        free = [0.0] * len(s.own)
+        for r, (t, g) in enumerate(zip(s.arrival_s, s.scheduler, strict=True)):
+            decision[r] = free[g] = max(t, free[g]) + s.decision[1] + s.decision[2]
+    else:
+        decision = arrival + (s.decision[1] if s.decision[0] == "fixed" else 0.0)
+
+    def ci(times_s: np.ndarray) -> np.ndarray:
+        return np.array([s.ci(round(t / s.window_s)) for t in times_s])
+
+    requests = Requests(arrival, decision, np.array(s.isl), np.array(s.osl), scheduler)
+    return Case(fleet_of(s), policy_of(s), requests, ci)
+
+
+def step_windows_of(s: OracleScenario, observes: bool) -> int:
+    """Longest step between the edges that matter."""
+    offsets = [int(o) for o in fleet_of(s).poll_offset] if observes else []
+    return math.gcd(s.ledger_windows, s.horizon_windows, *([s.poll_windows, *offsets] if observes else []))
+
+
+def sizes_of(s: OracleScenario, case: Case, step_windows: int, *, steps: int = 64, requests: int = 512, passes: int = 64) -> Sizes:
+    """Generous fixed shapes, so that scenarios of one shape class compile once."""
+    n_steps = s.horizon_windows // step_windows
+    busiest = int(np.diff(first_requests(case.requests.arrival_s, s.window_s, step_windows, n_steps)).max())
+    return Sizes(
+        slots=s.max_num_seqs,
+        requests=requests,
+        step_requests=-(-busiest // 320) * 320,
+        transit=512,
+        passes=passes,
+        steps=steps,
+        step_windows=step_windows,
+    )
+
+
+def run_engine(s: OracleScenario, *, step_windows: int | None = None, **sizes: int) -> EngineResult:
+    """Run the engine on the oracle's scenario to the end of its last request."""
+    case = case_of(s)
+    step = step_windows or step_windows_of(s, case.policy.observes)
+    simulation = Simulation([case], window_s=s.window_s, horizon_steps=s.horizon_windows // step, sizes=sizes_of(s, case, step, **sizes))
+    advances = []
+    while not simulation.done:
+        advances += simulation.advance()
+    return collect(s, advances, simulation.engine_s(), step)
+
+
+def collect(s: OracleScenario, advances: list[Advance], engine_s: np.ndarray, step_windows: int) -> EngineResult:
+    """Put the chunks of one run together."""
+    finished = [advance.finished for advance in advances]
+
+    def requests(name: str) -> np.ndarray:
+        return np.concatenate([getattr(f, name) for f in finished])
+
+    def steps(name: str) -> np.ndarray:
+        return np.concatenate([getattr(a, name) for a in advances])
+
+    first = np.concatenate([[0], np.cumsum(np.array(s.nodes) * np.array(s.engines_per_node))])
+    engine = requests("engine")
+    dc = np.searchsorted(first, engine, side="right") - 1
+    within = engine - first[dc]
+    nodes = np.array(s.nodes)[dc]
+    order = [first[d] + e * s.nodes[d] + n for d in range(len(s.nodes)) for n in range(s.nodes[d]) for e in range(s.engines_per_node[d])]
+    return EngineResult(
+        dc=dc,
+        node=within % nodes,
+        engine=within // nodes,
+        **{name: requests(name) for name in ("dc_arrival_s", "admit_s", "first_token_s", "finish_s")},
+        **{name: steps(name) for name in ("prefill_j", "decode_j", "idle_s", "running", "queued", "under_way", "seen")},
+        engine_s=engine_s[:, order],
+        step_windows=step_windows,
+    )
