@@ -27,6 +27,10 @@ FINALISTS = 4
 RELATIVE_DECREASE = 1e-11
 RESAMPLED_SCREEN, RESAMPLED_FINALISTS, RESAMPLED_ITERATIONS = 25, 1, 80
 """The same for refits to resampled data, which start beside their optimum and whose spread is far wider than what is left to gain."""
+LANES = 128
+"""Width of the compiled solve."""
+ROW_STEP = 64
+"""Rows are padded to a multiple of this, for the same reason."""
 PATIENCE = 6
 """A start has converged when its loss fell by less than RELATIVE_DECREASE of itself PATIENCE times in a row."""
 
@@ -139,7 +143,7 @@ def make_problem(rows: Sequence[Rows], form: Form, fixed: Mapping[str, float] | 
     bounds = tuple(Bound.FIXED if k in fixed else b for k, b in form.bounds.items())
     for r in rows:
         check_rows(r, form, sum(b is not Bound.FIXED for b in bounds))
-    n, terms = max(len(r) for r in rows), max(r.inputs.shape[2] for r in rows)
+    n, terms = -(-max(len(r) for r in rows) // ROW_STEP) * ROW_STEP, max(r.inputs.shape[2] for r in rows)
 
     def pad(x: np.ndarray, value: float) -> np.ndarray:
         width = [(0, 0)] * x.ndim
@@ -270,21 +274,32 @@ def _theta(problem: Problem, raw: np.ndarray, setup: np.ndarray, piece: np.ndarr
 
 
 def solve_lanes(problem: Problem, lanes: Lanes, delta: float, max_iterations: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Minimise every lane: raw [L, C], loss, converged, iterations [L]."""
+    """Minimise every lane: raw [L, C], loss, converged, iterations [L].
+
+    Lanes go through one compiled solve of a fixed width, so that fits, hold-outs and bootstraps of every size share one compilation, and
+    a chunk of easy lanes does not wait for a hard one elsewhere.
+    """
     low, high = _ends(problem, lanes.setup, lanes.piece)
-    data = (problem.inputs, problem.term_weight, problem.offset)
-    out = _solve(problem.form, problem.bounds, max_iterations, data, lanes.setup, lanes.weight, lanes.measured, low, high, lanes.start, delta)
-    raw, value, converged, iterations = (np.asarray(x) for x in out)
+    out = []
+    n = len(lanes.setup)
+    for begin in range(0, n, LANES):
+        # The last chunk is filled up with its last lane.
+        chunk = np.minimum(np.arange(begin, begin + LANES), n - 1)
+        p = lanes.setup[chunk]
+        data = (problem.inputs[p], problem.term_weight[p], problem.offset[p], lanes.measured[chunk], lanes.weight[chunk])
+        solved = _solve(problem.form, problem.bounds, max_iterations, data, low[chunk], high[chunk], lanes.start[chunk], delta)
+        out.append([np.asarray(x)[: n - begin] for x in solved])
+    raw, value, converged, iterations = (np.concatenate(x) for x in zip(*out, strict=True))
     return raw, np.where(np.isfinite(value), value, np.inf), converged, iterations
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _solve(form, bounds, max_iterations, data, setup, weight, measured, low, high, start, delta):
+@partial(jax.jit, static_argnums=(0, 1))
+def _solve(form, bounds, max_iterations, data, low, high, start, delta):
     """One vmapped L-BFGS over lanes; see `solve_lanes`."""
     optimiser = optax.lbfgs(memory_size=12, linesearch=optax.scale_by_zoom_linesearch(max_linesearch_steps=12))
 
-    def one_lane(p, weight, measured, low, high, start):
-        inputs, term_weight, offset = (x[p] for x in data)
+    def one_lane(data, low, high, start):
+        inputs, term_weight, offset, measured, weight = data
 
         def loss(raw: Array) -> Array:
             module = form.build(constrain(raw, bounds, low, high))
@@ -309,4 +324,4 @@ def _solve(form, bounds, max_iterations, data, setup, weight, measured, low, hig
         raw, _, _, still, iteration = jax.lax.while_loop(going_on, step, carry)
         return raw, loss(raw), still >= PATIENCE, iteration
 
-    return jax.vmap(one_lane)(setup, weight, measured, low, high, start)
+    return jax.vmap(one_lane)(data, low, high, start)

@@ -1,8 +1,57 @@
-"""A vectorised model, in JAX, of LLM serving over many data centres: carbon against TTFT and TPOT."""
+"""A vectorised model, in JAX, of LLM serving over many data centres: carbon against TTFT and TPOT.
+
+    import jaxserve
+    results = jaxserve.run("two-region")
+    results.frame                       # a row a policy, savings against the first
+    results["greedy-0.5"].requests      # a row a request
+    results["greedy-0.5"].ledger        # energy and carbon by interval and DC, with units
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# XLA's loader of cached CPU code takes LLVM tuning hints (+prefer-no-gather) for missing CPU features and says so at length on every load.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import jax
 
-# 24 h at microsecond resolution does not fit float32.
-jax.config.update("jax_enable_x64", True)
+if TYPE_CHECKING:
+    from jaxserve.errors import InputError as InputError
+    from jaxserve.run import Results as Results
+    from jaxserve.run import Run as Run
+    from jaxserve.run import run as run
+    from jaxserve.scenario.load import load_scenario as load_scenario
+    from jaxserve.scenario.spec import Scenario as Scenario
+    from jaxserve.sweep import sweep as sweep
 
 __version__ = "0.1.0"
+
+# 24 h at microsecond resolution does not fit float32.
+jax.config.update("jax_enable_x64", True)
+if jax.config.jax_compilation_cache_dir is None:
+    # What one process has compiled, the next one loads.
+    _cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "jaxserve" / "xla"
+    jax.config.update("jax_compilation_cache_dir", str(_cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+_HOMES = {
+    "run": "jaxserve.run",
+    "Results": "jaxserve.run",
+    "Run": "jaxserve.run",
+    "sweep": "jaxserve.sweep",
+    "load_scenario": "jaxserve.scenario.load",
+    "Scenario": "jaxserve.scenario.spec",
+    "InputError": "jaxserve.errors",
+}
+__all__ = [*sorted(_HOMES), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: `import jaxserve.perf` must not bring plots and tables along.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jaxserve' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -62,7 +62,7 @@ def _request_times(arrivals: Arrivals, state: State, out: StepOutputs) -> tuple[
     n_passes = out.ends.shape[1]
     engine = jnp.minimum(outcomes.engine, engines.clock.shape[0] - 1)
 
-    def clock(before: Array, total: Array, number: Array, row_of) -> Array:  # noqa: ANN001
+    def clock(before: Array, total: Array, number: Array, row_of) -> Array:
         step = jnp.zeros_like(number)
         for bit in reversed(range((before.shape[0] - 1).bit_length())):  # the last step with before <= number
             further = step + (1 << bit)

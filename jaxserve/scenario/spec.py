@@ -1,13 +1,14 @@
 """The scenario file: every field, its unit, its default and its bounds."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from jaxserve.perf.coefficients import Coefficients
-from jaxserve.scenario.grid import GridSpec
-from jaxserve.scenario.workload import WorkloadSpec
+from jaxserve.scenario.grid import FileGrid, GridSpec
+from jaxserve.scenario.workload import TraceWorkload, WorkloadSpec
 from jaxserve.units import BYTES_PER_GIB
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -188,3 +189,19 @@ class Scenario(_Strict):
     def windows(self, seconds: float) -> int:
         """`seconds` as a number of windows."""
         return round(seconds / self.dispatch.window_s)
+
+    def with_absolute_paths(self, base_dir: Path) -> "Scenario":
+        """The same scenario with its file paths made absolute, so that it means the same from any folder."""
+
+        def absolute(path: str) -> str:
+            return str((base_dir / path).resolve())
+
+        workload, grid = self.workload, self.grid
+        if isinstance(workload, TraceWorkload):
+            workload = workload.model_copy(update={"path": absolute(workload.path)})
+        elif workload.lengths.quantiles_file is not None:
+            lengths = workload.lengths.model_copy(update={"quantiles_file": absolute(workload.lengths.quantiles_file)})
+            workload = workload.model_copy(update={"lengths": lengths})
+        if isinstance(grid, FileGrid):
+            grid = grid.model_copy(update={"path": [absolute(path) for path in grid.path]})
+        return self.model_copy(update={"workload": workload, "grid": grid})

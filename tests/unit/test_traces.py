@@ -71,7 +71,8 @@ READABLE = {
     "quoted cells": (GENERIC + '"0","10","1"\n"0.5","20","2"\n"2","30","3"\n', "generic"),
     "whole numbers as decimals": (GENERIC + "0,10.0,1.0\n0.5,20.0,2\n2,3e1,3\n", "generic"),
     "mooncake BOM and blank lines": (
-        '\ufeff{"timestamp": 0, "input_length": 10, "output_length": 1}\r\n\r\n{"timestamp": 500, "input_length": 20, "output_length": 2}\r\n'
+        '\ufeff{"timestamp": 0, "input_length": 10, "output_length": 1}\r\n\r\n'
+        '{"timestamp": 500, "input_length": 20, "output_length": 2}\r\n'
         '{"timestamp": 2000, "input_length": 30, "output_length": 3}\r\n\n',
         "Mooncake",
     ),
@@ -254,7 +255,7 @@ def test_malformed(tmp_path: Path, case: str) -> None:
 
 
 def test_gz_name_without_gzip_content(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="ends in .gz but is not gzip"):
+    with pytest.raises(InputError, match=r"ends in .gz but is not gzip"):
         read_trace(write(tmp_path, GENERIC + "0,1,1\n", "t.csv.gz"))
 
 
@@ -289,7 +290,7 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_options_against_the_file(tmp_path: Path) -> None:
     stamped = write(tmp_path, AZURE + "2023-11-16 18:15:46,1,1\n")
-    with pytest.raises(InputError, match='row 2, column TIMESTAMP.*workload.time = "relative"'):
+    with pytest.raises(InputError, match=r'row 2, column TIMESTAMP.*workload.time = "relative"'):
         read_trace(stamped, time="relative")
     failed = write(tmp_path, GENERIC + "0,1,0\n1,0,1\n")
     with pytest.raises(InputError, match="leaves no row"):

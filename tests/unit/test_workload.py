@@ -1,18 +1,17 @@
-"""The workload section: what may be written, the requests it means, and the shipped length tables."""
+"""The workload section: what may be written, and the requests it means."""
 
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from jaxserve.errors import InputError
-from jaxserve.scenario import lengths, workload
+from jaxserve.scenario import workload
 from jaxserve.scenario.workload import Requests, WorkloadSpec, generate_requests
 
 DATA = Path(os.environ.get("JAXSERVE_SHARED_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
@@ -183,7 +182,7 @@ def test_poisson_limits() -> None:
         generate(rate_req_per_s=1e-9, horizon_s=1.0)
     with pytest.raises(InputError, match=r"workload.rates: no request"):
         generate(rates=[{"start_s": 0, "rate_req_per_s": 0}])
-    with pytest.raises(InputError, match="lower workload.rate_req_per_s or horizon_s"):
+    with pytest.raises(InputError, match=r"lower workload.rate_req_per_s or horizon_s"):
         generate(rate_req_per_s=1e12)
     for horizon in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(InputError, match="horizon_s"):
@@ -271,16 +270,16 @@ def test_nothing_left_names_the_option(tmp_path: Path) -> None:
     section = write_trace(tmp_path, [5.0, 6.0])
     with pytest.raises(InputError, match=r"workload.slice_start_s: no request .* spans 5 to 6 s"):
         generate(tmp_path, **section, slice_start_s=7.0)
-    with pytest.raises(InputError, match="workload.slice_end_s: no request"):
+    with pytest.raises(InputError, match=r"workload.slice_end_s: no request"):
         generate(tmp_path, **section, slice_end_s=5.0)
-    with pytest.raises(InputError, match="horizon_s: the first request .* arrives at 5 s"):
+    with pytest.raises(InputError, match=r"horizon_s: the first request .* arrives at 5 s"):
         generate(tmp_path, **section, horizon_s=5.0)
-    with pytest.raises(InputError, match="workload.rate_scale: thinning by 1e-12 leaves none"):
+    with pytest.raises(InputError, match=r"workload.rate_scale: thinning by 1e-12 leaves none"):
         generate(tmp_path, **section, rate_scale=1e-12, rate_method="thin")
     with pytest.raises(InputError, match="lower horizon_s or lengthen the slice"):
         generate(tmp_path, **section, loop=True, slice_end_s=6.5, horizon_s=1e10)
     at_zero = write_trace(tmp_path, [0.0, 0.0])
-    with pytest.raises(InputError, match="workload.loop: .* set workload.slice_end_s"):
+    with pytest.raises(InputError, match=r"workload.loop: .* set workload.slice_end_s"):
         generate(tmp_path, **at_zero, loop=True)
     assert len(generate(tmp_path, **at_zero, loop=True, slice_end_s=10.0).isl) == 20
 
@@ -307,113 +306,13 @@ def test_split_by_weight(tmp_path: Path) -> None:
 
 
 def test_split_by_origin(tmp_path: Path) -> None:
-    section = write_trace(tmp_path, [0.0, 2.0, 1.0], "abx") | {"split": "origin", "origin_column": "from"}
+    section: dict[str, Any] = write_trace(tmp_path, [0.0, 2.0, 1.0], "abx") | {"split": "origin", "origin_column": "from"}
     requests = generate(tmp_path, **section, origin_map={"x": "b"})
     assert requests.isl.tolist() == [1, 3, 2] and requests.scheduler.tolist() == [0, 1, 1]
-    with pytest.raises(InputError, match="row 4, column from: the origin 'x' belongs to no scheduler .*origin_map"):
+    with pytest.raises(InputError, match=r"row 4, column from: the origin 'x' belongs to no scheduler .*origin_map"):
         generate(tmp_path, **section)
-    with pytest.raises(InputError, match="workload.origin_map.x: no scheduler is named 'z'"):
+    with pytest.raises(InputError, match=r"workload.origin_map.x: no scheduler is named 'z'"):
         generate(tmp_path, **section, origin_map={"x": "z"})
-
-
-# --- lengths
-
-MEANS = {"cnn_dailymail": (842.0, 71.0), "openorca": (195.0, 211.0), "long": (10700.0, 629.0)}
-MEANS["mixed"] = tuple(sum(w * MEANS[part][k] for part, w in lengths.MIXED_WEIGHTS.items()) for k in (0, 1))  # type: ignore[assignment]
-TABLE_TOLERANCE = 2e-3  # a table has 40 points and two decimals; the digitised histogram is good to about 0.1 %
-SAMPLES = 200_000
-
-
-@pytest.mark.parametrize("name", lengths.NAMES)
-def test_named_lengths_have_the_stated_means(name: str) -> None:
-    stated, table = MEANS[name], lengths.length_means(name)
-    assert table == pytest.approx(stated, rel=TABLE_TOLERANCE)
-    requests = generate(rate_req_per_s=SAMPLES, horizon_s=1.0, lengths={"distribution": name})
-    for sample, mean in ((requests.isl, table[0]), (requests.osl, table[1])):
-        # Four standard errors, and 0.01 token for what rounding and the floor of 1 may add.
-        assert abs(sample.mean() - mean) < 4 * sample.std() / len(sample) ** 0.5 + 0.01
-        assert sample.min() >= 1
-    assert f"lengths from {name}" in requests.notes[-1]
-    if name != "mixed":  # a mixture is independent within its parts only
-        assert abs(np.corrcoef(requests.isl, requests.osl)[0, 1]) < 4 / SAMPLES**0.5
-
-
-def test_unknown_name() -> None:
-    with pytest.raises(InputError, match="cnn_dailymail, openorca, long, mixed"):
-        lengths.length_means("short")
-
-
-@pytest.mark.parametrize("name", lengths.TABLES)
-def test_tables_state_their_source(name: str) -> None:
-    header = [line for line in (lengths.DATA / f"{name}.csv").read_text().splitlines() if line.startswith("#")]
-    text = " ".join(header)
-    assert "ISL:" in text and "OSL:" in text and "independent" in text and "ASSUMPTION" in text
-
-
-@real_data
-def test_tables_are_what_their_headers_say() -> None:
-    """Rebuilds every column from its source; whoever changes a table changes this recipe."""
-    traces = DATA / "traces"
-    p = lengths.named_table("long").probability
-
-    def scaled(quantiles: np.ndarray, mean: float) -> np.ndarray:
-        return quantiles * mean / np.trapezoid(quantiles, p)
-
-    bins = pd.read_csv(traces / "cnn_dailymail_llama31_8b_input_histogram.csv")
-    below = np.concatenate([[0.0], bins["count"].cumsum() / bins["count"].sum()])
-    article = np.interp(p, below, np.concatenate([bins.bin_lo_tokens[:1], bins.bin_hi_tokens])) - 28
-    arxiv = pd.read_csv(traces / "arxiv_summarization_llama2_lengths.csv.gz").output_tokens.to_numpy()
-    low, high = np.quantile(arxiv, [0.01, 0.90])
-    summary = np.quantile(arxiv[(arxiv >= low) & (arxiv <= high)], p)
-    chat = np.maximum(np.quantile(pd.read_csv(traces / "azure2023_conv.csv.gz").input_tokens, p), 6)
-    logs = pd.read_csv(traces / "mlperf_output_lengths.csv").query("model == 'mixtral-8x7b' and dataset == 'openorca'")
-    facts = pd.read_csv(traces / "length_summary.csv").query("dataset == 'mooncake_conversation' and kind == 'input'").iloc[0]
-    known = facts[["min", "p01", "p05", "p10", "p25", "p50", "p75", "p90", "p95"]].to_numpy(float)
-    document = np.exp(np.interp(p, np.array([0, 0.01, 0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95]) / 0.95, np.log(known)))
-    recipe = {
-        "cnn_dailymail": (article, scaled(summary, 71)),
-        "openorca": (scaled(chat, 195), scaled(np.quantile(logs.output_tokens_median, p), 211)),
-        "long": (scaled(document, 10700), scaled(summary, 629)),
-    }
-    for name, (isl, osl) in recipe.items():
-        table = lengths.named_table(name)
-        np.testing.assert_allclose(table.isl_tokens, isl, atol=0.0051)  # two decimals are stored
-        np.testing.assert_allclose(table.osl_tokens, osl, atol=0.0051)
-
-
-HEADER = "probability,isl_tokens,osl_tokens\n"
-BAD_TABLES = {
-    "empty": ("", "is empty"),
-    "comments only": ("# nothing\n", r"has 0 row\(s\)"),
-    "header only": (HEADER, r"has 0 row\(s\)"),
-    "one row": (HEADER + "0,1,1\n", r"has 1 row\(s\)"),
-    "unknown header": ("p,isl,osl\n0,1,1\n1,2,2\n", "row 1: the header 'p,isl,osl' should be probability"),
-    "late start": (HEADER + "0.1,1,1\n1,2,2\n", "row 2, column probability: starts at 0.1"),
-    "early end": (HEADER + "0,1,1\n0.9,2,2\n", "column probability: ends at 0.9"),
-    "probability twice": (HEADER + "0,1,1\n0,2,2\n1,2,2\n", "row 3, column probability: 0 after 0"),
-    "falling": ("# c\n" + HEADER + "0,5,1\n1,4,2\n", "row 4, column isl_tokens: 4 after 5"),
-    "below one": (HEADER + "0,0,1\n1,2,2\n", "row 2, column isl_tokens: 0 is outside 1"),
-    "NaN": (HEADER + "0,1,nan\n1,2,2\n", "row 2, column osl_tokens: nan is outside"),
-    "text": (HEADER + "0,1,x\n1,2,2\n", "row 2, column osl_tokens: 'x' is not a number"),
-    "short row": (HEADER + "0,1\n1,2,2\n", r"row 2: has 2 field\(s\)"),
-    "beyond 1": (HEADER + "0,1,1\n1.5,2,2\n", "row 3, column probability: 1.5 is outside"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_TABLES)
-def test_bad_quantiles_file(tmp_path: Path, case: str) -> None:
-    content, pattern = BAD_TABLES[case]
-    (tmp_path / "q.csv").write_text(content)
-    with pytest.raises(InputError, match=pattern) as caught:
-        generate(tmp_path, rate_req_per_s=1, lengths={"quantiles_file": "q.csv"})
-    assert "q.csv" in str(caught.value)
-
-
-def test_own_quantiles_file(tmp_path: Path) -> None:
-    (tmp_path / "q.csv").write_text("# mine\n\nosl_tokens,probability,isl_tokens\n5,0,100\n5,1,200\n")
-    requests = generate(tmp_path, rate_req_per_s=2000, lengths={"quantiles_file": "q.csv"})
-    assert set(requests.osl) == {5} and requests.isl.min() == 100 and requests.isl.max() == 200
-    assert requests.isl.mean() == pytest.approx(150, abs=0.5)
 
 
 # --- the real trace

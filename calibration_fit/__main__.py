@@ -1,0 +1,5 @@
+"""`python -m calibration_fit`."""
+
+from calibration_fit.cli import main
+
+main()

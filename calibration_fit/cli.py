@@ -1,0 +1,122 @@
+"""The command `calibration-fit`: measurements in, a coefficients file and a report out."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from jaxserve.errors import InputError
+from jaxserve.perf.power import PrefillEnergy
+
+from calibration_fit.forms import PREFILL_TIME
+from calibration_fit.holdout import grouped_mape
+from calibration_fit.measurements import Measurements, one_setup, read_measurements
+from calibration_fit.output import TABLES, Borrowed, coefficients_table, write_coefficients
+from calibration_fit.pipeline import fit_setups
+from calibration_fit.report import write_report
+from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES
+from calibration_fit.vllm_json import read_vllm
+
+IDLE_W, HOST_W = 60.0, 300.0
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def calibrate(
+    measurements: Annotated[list[Path], typer.Argument(help="CSV tables of measurements, or JSON results of vLLM's benchmarks.")],
+    out: Annotated[Path, typer.Option(help="Coefficients file to write.")],
+    report: Annotated[Path | None, typer.Option(help="Folder for the report (Markdown and figures).")] = None,
+    model: Annotated[str | None, typer.Option(help="Keep rows of this model (or name it, if the tables do not).")] = None,
+    tp: Annotated[int | None, typer.Option(help="Keep rows of this tensor parallel size (or give it).")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Keep rows of this GPU (or name it).")] = None,
+    where: Annotated[list[str] | None, typer.Option(help="Keep rows with COLUMN=VALUE; may be repeated.")] = None,
+    base: Annotated[Path | None, typer.Option(help="Coefficients file for the tables that are not measured.")] = None,
+    form: Annotated[str, typer.Option(help="Decode form: auto (by held-out error), study or two_piece.")] = "auto",
+    samples: Annotated[int, typer.Option(help="Bootstrap resamples.", min=20)] = BOOTSTRAP_SAMPLES,
+    idle_w: Annotated[float | None, typer.Option(help="Idle power of one GPU, W.")] = None,
+    host_w: Annotated[float | None, typer.Option(help="Power of the host, W.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size of vLLM's benchmark_latency JSON, which does not hold it.")] = None,
+    isl: Annotated[int | None, typer.Option(help="Its prompt length.")] = None,
+    osl: Annotated[int | None, typer.Option(help="Its output length.")] = None,
+) -> None:
+    """Fit step-time and energy coefficients to measurements of one model on one kind of GPU."""
+    try:
+        if form not in ("auto", "study", "two_piece"):
+            raise InputError(f"--form {form!r} is none of auto, study, two_piece.")
+        chosen = {"model": model, "tp": None if tp is None else str(tp), "gpu": gpu}
+        chosen = {k: v for k, v in chosen.items() if v is not None}
+        data = _read(measurements, chosen, _pairs(where or []), (batch, isl, osl))
+        setup = one_setup(data)
+        known = _base(base)
+        prefill: dict[str, Any] = {}
+        if "prefill_time" in known:
+            prefill["prefill_time"] = PREFILL_TIME.module(**known["prefill_time"])
+        if "prefill_energy" in known:
+            prefill["prefill_energy"] = PrefillEnergy(**{"e_pre0": 0.0, "e_pre_sq": 0.0, **known["prefill_energy"]})
+        fit = fit_setups([data], decode_form=form, prefill={setup: prefill}, samples=samples)[0]
+        borrowed = {t: Borrowed(known[t], f"taken from {base}", True) for t in TABLES if t in known}
+        table = coefficients_table(fit, borrowed=borrowed, power=_power(idle_w, host_w, known, base))
+        write_coefficients(out, table)
+        page = write_report(report, [fit]) if report is not None else None
+    except InputError as error:
+        print(f"calibration-fit: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    for name, t in fit.tables.items():
+        held = f", held out {grouped_mape(t.held):.2f} %" if t.held else ""
+        print(f"{name} ({t.result.form.name}): {len(t.result.rows)} rows, MAPE in sample {t.result.mape:.2f} %{held}")
+        for sentence in (*t.identifiability.sentences, *(f"warning: {w}" for w in t.warnings)):
+            print(f"  {sentence}")
+    print(f"wrote {out}" + (f" and {page}" if page else ""))
+
+
+def _read(paths: list[Path], chosen: dict[str, str], where: dict[str, str], latency: tuple[int | None, ...]) -> list[Measurements]:
+    """All measurements of all files; the chosen setup selects rows where a table holds the column and fills it in where not."""
+    found: list[Measurements] = []
+    for path in paths:
+        if path.suffix == ".json":
+            found += read_vllm(path, chosen, *latency)
+            continue
+        everything = read_measurements(path, where=where, defaults=chosen)
+        kept = [m for m in everything if all(str(getattr(m.setup, k)) == v for k, v in chosen.items())]
+        if not kept:
+            held = ", ".join(sorted({str(m.setup) for m in everything}))
+            raise InputError(f"{path}: no row of {', '.join(chosen.values())}; it holds {held}.")
+        found += kept
+    return found
+
+
+def _pairs(where: list[str]) -> dict[str, str]:
+    for text in where:
+        if "=" not in text:
+            raise InputError(f"--where {text!r} must be COLUMN=VALUE.")
+    return {k.strip(): v.strip() for k, v in (text.split("=", 1) for text in where)}
+
+
+def _base(path: Path | None) -> dict[str, Any]:
+    """Tables of a coefficients file."""
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path}: not a readable coefficients file: {error}") from None
+
+
+def _power(idle_w: float | None, host_w: float | None, known: dict[str, Any], base: Path | None) -> Borrowed:
+    """Idle and host power: as given, else the base file's, else defaults that the file owns up to."""
+    held = known.get("power", {})
+    values, words = {}, []
+    for key, given, default in (("idle_w_per_gpu", idle_w, IDLE_W), ("host_w", host_w, HOST_W)):
+        values[key] = given if given is not None else float(held.get(key, default))
+        where = "given" if given is not None else f"taken from {base}" if key in held else "the tool's default, not measured"
+        words.append(f"{key}: {where}")
+    return Borrowed(values, "; ".join(words), any("given" not in w for w in words))
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

@@ -1,0 +1,132 @@
+"""The coefficients file: coefficients, where they came from, where they hold and how far to trust them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from jaxserve.errors import InputError
+
+from calibration_fit.checks import valid_range
+from calibration_fit.holdout import grouped_mape
+from calibration_fit.pipeline import SetupFit, TableFit
+
+TABLES = ("prefill_time", "decode_time", "prefill_energy", "decode_energy")
+VERSION = "0.1.0"
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """A table that was not fitted: its values, and a sentence saying where they come from."""
+
+    values: Mapping[str, Any]
+    text: str
+    extrapolated: bool = True
+
+
+def coefficients_table(
+    fit: SetupFit,
+    *,
+    gpu: str | None = None,
+    borrowed: Mapping[str, Borrowed] | None = None,
+    notes: Mapping[str, str] | None = None,
+    power: Borrowed,
+    today: date | None = None,
+) -> dict[str, Any]:
+    """The contents of a coefficients file.
+
+    `gpu` is the name to write if not the measurements' own; `borrowed` fills tables that were not fitted; `notes` adds to the source text
+    of fitted ones; `power` holds idle_w_per_gpu and host_w. Raises `InputError` when a table is neither fitted nor borrowed.
+    """
+    borrowed, notes = borrowed or {}, notes or {}
+    out: dict[str, Any] = {
+        "schema_version": 1,
+        "setup": {"model": fit.setup.model, "tp": fit.setup.tp, "gpu": gpu or fit.setup.gpu},
+    }
+    sources, ranges, quality = [], {}, {}
+    for table in TABLES:
+        if table in fit.tables:
+            t = fit.tables[table]
+            out[table] = {"form": t.result.form.name} if table == "decode_time" else {}
+            out[table] |= _coefficients(t)
+            ranges[table] = valid_range(t.result.rows, table)
+            quality[table] = _quality(t)
+            sources.append({"table": table, "text": _source_text(t, notes.get(table, ""))})
+        elif table in borrowed:
+            out[table] = dict(borrowed[table].values)
+            sources.append({"table": table, "text": borrowed[table].text, "extrapolated": borrowed[table].extrapolated})
+        else:
+            raise InputError(
+                f"{fit.setup}: nothing measured gives {table}; name a coefficients file to take it from with --base, or measure "
+                f"{'energy_j or avg_power_w_per_gpu' if table.endswith('energy') else 'time_s'} of {table.split('_')[0]} steps."
+            )
+    out["power"] = dict(power.values)
+    sources.append({"table": "power", "text": power.text, "extrapolated": power.extrapolated})
+    out["source"] = sources
+    out["valid_range"] = ranges
+    files = {s.path: s.sha256 for t in fit.tables.values() for s in t.result.rows.sources}
+    out["fit"] = {
+        "date": (today or date.today()).isoformat(),
+        "tool": f"calibration_fit {VERSION}",
+        "files": [{"path": Path(p).name, "sha256": h} for p, h in sorted(files.items())],
+        **quality,
+    }
+    return out
+
+
+def write_coefficients(path: Path, table: Mapping[str, Any], comment: str = "") -> None:
+    """Write the file whole or not at all."""
+    text = "".join(f"# {line}\n" for line in comment.splitlines()) + tomli_w.dumps(table)
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error}") from None
+
+
+def _coefficients(t: TableFit) -> dict[str, float]:
+    """Fitted values to seven digits: more would claim what no measurement holds."""
+    return {k: _round(v) for k, v in t.result.coefficients.items()}
+
+
+def _quality(t: TableFit) -> dict[str, Any]:
+    intervals = zip(t.result.form.coefficients, t.intervals.low, t.intervals.high, strict=True)
+    out: dict[str, Any] = {
+        "rows": len(t.result.rows),
+        "mape_in_sample_percent": _round(t.result.mape, 3),
+        "interval_level": t.intervals.level,
+        "interval": {k: [_round(a, 4), _round(b, 4)] for k, a, b in intervals if k not in t.result.fixed},
+        "identifiability": list(t.identifiability.sentences),
+    }
+    if t.held:
+        out["mape_held_out_percent"] = _round(grouped_mape(t.held), 3)
+        out["mape_held_out_by"] = {k: _round(h.mape_all, 3) for k, h in t.held.items()}
+    if len(t.alternatives) > 1:
+        out["mape_held_out_by_form"] = {k: _round(v, 3) for k, v in t.alternatives.items()}
+    if t.warnings:
+        out["warnings"] = list(t.warnings)
+    return out
+
+
+def _source_text(t: TableFit, note: str) -> str:
+    r = t.result
+    names = ", ".join(sorted({Path(s.path).name for s in r.rows.sources}))
+    kind = "static-batch end-to-end runs" if r.rows.end_to_end.all() else "steps"
+    held = f", held-out {grouped_mape(t.held):.1f} %" if t.held else ""
+    fixed = f"; held at 0: {', '.join(r.fixed)}" if r.fixed and not any(r.coefficients[k] for k in r.fixed) else ""
+    text = f"fitted by calibration_fit to {len(r.rows)} {kind} of {names}: MAPE {r.mape:.1f} %{held}{fixed}"
+    return text + (f"; {note}" if note else "")
+
+
+def _round(value: float, digits: int = 7) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def warnings_of(fit: SetupFit) -> Sequence[str]:
+    """All warnings of a setup, table by table."""
+    return [w for t in fit.tables.values() for w in t.warnings]

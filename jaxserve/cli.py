@@ -1,0 +1,139 @@
+"""The command line. Wrong input is one sentence on stderr and exit code 2, never a traceback."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from jaxserve.errors import InputError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+ScenarioArgument = Annotated[str, typer.Argument(help="A shipped scenario (see `jaxserve list`) or a .toml file.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a field, e.g. workload.rate_req_per_s=40; repeat at will.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table.")]
+
+
+@app.command()
+def run(
+    scenario: ScenarioArgument,
+    overrides: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/SCENARIO-TIME.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run of --out.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a scenario under its policies and compare them."""
+    from jaxserve.analysis.compare import table
+    from jaxserve.run import run as run_scenario
+
+    if resume and out is None:
+        raise InputError("--resume needs the --out of the run to go on with")
+    out = out or Path("runs") / f"{Path(scenario).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with _progress() as progress:
+        results = run_scenario(scenario, overrides=overrides or [], out=out, resume=resume, progress=progress)
+    if as_json:
+        print((results.folder / "summary.json").read_text(encoding="utf-8"), end="")
+        return
+    console = Console()
+    console = console if console.is_terminal else Console(width=120)  # a pipe has no width of its own
+    console.print(table(results.frame))
+    for note in results.notes:
+        console.print(f"- {note}", style="dim", highlight=False)
+    console.print(f"Results: {results.folder}", highlight=False)
+
+
+@app.command()
+def sweep(
+    scenario: ScenarioArgument,
+    axes: Annotated[list[str], typer.Option("--axis", metavar="A.B=V1,V2", help="Vary a field over values; repeat for a grid.")],
+    overrides: SetOption = None,
+    policy: Annotated[int, typer.Option(help="Which of the scenario's policies, counted from 0.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the dataset to this NetCDF file.")] = None,
+) -> None:
+    """Run many variants of a scenario as one call on the device."""
+    from jaxserve.sweep import parse_axis, save_dataset
+    from jaxserve.sweep import sweep as run_sweep
+
+    dataset = run_sweep(scenario, dict(parse_axis(axis) for axis in axes), overrides=overrides or [], policy=policy)
+    shown = ["carbon_g", "slo_attainment", "ttft_p99_s", "tpot_p99_s", "idle_share"]
+    Console().print(dataset[shown].to_dataframe().to_string(float_format=lambda v: f"{v:.4g}"), highlight=False)
+    if out is not None:
+        save_dataset(dataset, out)
+
+
+@app.command()
+def check(scenario: ScenarioArgument, overrides: SetOption = None) -> None:
+    """Read a scenario with its trace and grid, and say what a run would do, without running it."""
+    from jaxserve.policies.registry import resolve_policies
+    from jaxserve.scenario.compile import compile_scenario
+    from jaxserve.scenario.load import load_scenario
+
+    loaded, base = load_scenario(scenario, overrides)
+    labels = [policy["label"] for policy in resolve_policies(loaded.policies)]
+    compiled = compile_scenario(loaded, base)
+    r = compiled.requests
+    print(f"{loaded.name}: {compiled.fleet.n_engines} engines in {compiled.fleet.n_dc} DCs, {len(loaded.schedulers)} schedulers")
+    print(f"{len(r.arrival_s)} requests in {loaded.horizon_s:g} s ({len(r.arrival_s) / loaded.horizon_s:.4g} a second), "
+          f"mean ISL {r.isl.mean():.1f}, mean OSL {r.osl.mean():.1f}, {len(r.arrival_s) - len(compiled.accepted)} to be rejected")  # fmt: skip
+    print(f"KV cache of an engine: {int(compiled.fleet.kv_capacity)} tokens; policies: {', '.join(labels)}")
+    for note in compiled.notes:
+        print(f"- {note}")
+
+
+@app.command(name="list")
+def list_shipped() -> None:
+    """The scenarios, coefficients and policies that come with the package."""
+    from jaxserve.perf.coefficients import shipped_names
+    from jaxserve.policies.registry import REGISTRY
+    from jaxserve.scenario.load import load_scenario, shipped_scenarios
+
+    for name in shipped_scenarios():
+        print(f"scenario      {name}: {load_scenario(name)[0].description}")
+    for name in shipped_names():
+        print(f"coefficients  {name}")
+    for name, (parameters, _) in REGISTRY.items():
+        fields = ", ".join(f"{n}={f.default}" for n, f in parameters.model_fields.items() if n not in ("kind", "label"))
+        print(f"policy        {name}({fields}): {(parameters.__doc__ or '').strip()}")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar with ETA that appears on a terminal once a run has lasted a second; nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    began, tasks = time.perf_counter(), dict[str, TaskID]()
+
+    def told(label: str, share: float) -> None:
+        if time.perf_counter() - began > 1.0:
+            bar.start()
+            if label not in tasks:
+                tasks[label] = bar.add_task(label, total=1.0)
+            bar.update(tasks[label], completed=share)
+
+    try:
+        yield told
+    finally:
+        bar.stop()
+
+
+def main() -> None:
+    """Entry point of the `jaxserve` command."""
+    try:
+        app()
+    except InputError as error:
+        print(f"jaxserve: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("jaxserve: interrupted; what is written so far is kept, go on with --resume", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""From what the engine brings, chunk by chunk, to the tables of a run folder."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jaxserve.engine.simulate import Advance, Finished
+from jaxserve.perf.coefficients import Coefficients
+from jaxserve.scenario.compile import Compiled
+from jaxserve.units import J_PER_KWH
+
+
+class EnergyLedger:
+    """Energy by interval and DC, added up step by step in order, so that the cut into chunks changes no bit."""
+
+    def __init__(self, compiled: Compiled, step_windows: int) -> None:
+        self.c = compiled
+        self.horizon_steps = compiled.horizon_windows // step_windows
+        self.steps_per_interval = compiled.ledger_windows // step_windows
+        intervals = -(-compiled.horizon_windows // compiled.ledger_windows)
+        self.sums = np.zeros((3, intervals, compiled.fleet.n_dc))  # prefill J, decode J, idle engine-seconds
+        self.drain_j = np.zeros(1)
+
+    def add(self, advance: Advance) -> None:
+        """Take in one chunk."""
+        step = advance.first_step + np.arange(len(advance.prefill_j))
+        inside = step < self.horizon_steps
+        interval = step[inside] // self.steps_per_interval
+        for total, steps in zip(self.sums, (advance.prefill_j, advance.decode_j, advance.idle_s), strict=True):
+            np.add.at(total, interval, steps[inside])
+        for joules in (advance.prefill_j + advance.decode_j)[~inside].sum(axis=1):
+            self.drain_j += joules
+
+    def frame(self) -> pd.DataFrame:
+        """`ledger.parquet`: facility_j and carbon_g include PUE."""
+        c, s = self.c, self.c.scenario
+        coefficients = s.engine.coefficients
+        assert isinstance(coefficients, Coefficients)
+        power, tp = coefficients.power, coefficients.setup.tp
+        edges = np.minimum(np.arange(self.sums.shape[1] + 1) * c.ledger_windows, c.horizon_windows) * s.dispatch.window_s
+        start, seconds = edges[:-1], np.diff(edges)
+        prefill_j, decode_j, idle_s = self.sums
+        idle_j = idle_s * (power.idle_w_per_gpu * tp)
+        host_j = seconds[:, None] * (power.host_w * np.array([site.nodes for site in s.sites]))
+        ci = c.ci(start)
+        facility_j = np.array([site.pue for site in s.sites]) * (prefill_j + decode_j + idle_j + host_j)
+        n_intervals, n_dc = ci.shape
+        names = [site.name for site in s.sites]
+        return pd.DataFrame(
+            {
+                "interval_start_s": np.repeat(start, n_dc),
+                "interval_s": np.repeat(seconds, n_dc),
+                "dc": pd.Categorical.from_codes(np.tile(np.arange(n_dc), n_intervals), names),
+                "prefill_j": prefill_j.ravel(),
+                "decode_j": decode_j.ravel(),
+                "idle_j": idle_j.ravel(),
+                "host_j": host_j.ravel(),
+                "facility_j": facility_j.ravel(),
+                "ci_g_per_kwh": ci.ravel(),
+                "carbon_g": (facility_j * ci / J_PER_KWH).ravel(),
+            }
+        )
+
+
+class RequestRows:
+    """Rows of `requests.parquet`, in order of `request_id`; rejected requests take their place among the others."""
+
+    schema = pa.schema(
+        [("request_id", pa.int64()), ("arrival_s", pa.float64()), ("scheduler", pa.dictionary(pa.int32(), pa.string()))]
+        + [("isl", pa.int32()), ("osl", pa.int32()), ("dc", pa.dictionary(pa.int32(), pa.string())), ("node", pa.int32()), ("engine", pa.int32())]
+        + [(f"{name}_s", pa.float64()) for name in ("decision", "dc_arrival", "admit", "first_token", "finish", "ttft", "tpot")]
+        + [("slo_ok", pa.bool_()), ("status", pa.dictionary(pa.int32(), pa.string()))]
+    )
+
+    def __init__(self, compiled: Compiled) -> None:
+        self.c = compiled
+        self.written = 0  # requests, rejected ones included
+
+    def table(self, finished: Finished) -> pa.Table:
+        """The rows of requests that came out of the engine, and of the rejected ones among them."""
+        n = len(finished.engine)
+        upto = int(self.c.accepted[finished.first + n - 1]) + 1 if n else self.written
+        times = {name: getattr(finished, name) for name in ("dc_arrival_s", "admit_s", "first_token_s", "finish_s")}
+        return self._rows(upto, finished.first, n, finished.engine, times)
+
+    def rest(self) -> pa.Table:
+        """The rejected requests after the last finished one."""
+        names = ("dc_arrival_s", "admit_s", "first_token_s", "finish_s")
+        total = len(self.c.requests.arrival_s)
+        return self._rows(total, len(self.c.accepted), 0, np.empty(0, np.int32), dict.fromkeys(names, np.empty(0)))
+
+    def _rows(self, upto: int, first: int, n: int, engine: NDArray[Any], times: dict[str, NDArray[Any]]) -> pa.Table:
+        c, s, ids = self.c, self.c.scenario, np.arange(self.written, upto)
+        self.written = upto
+        r = c.requests
+        at = c.accepted[first : first + n] - ids[0] if len(ids) else np.empty(0, np.int64)
+        served = np.zeros(len(ids), bool)
+        served[at] = True
+
+        def spread(values: NDArray[Any], blank: float) -> NDArray[Any]:
+            column = np.full(len(ids), blank, values.dtype)
+            column[at] = values
+            return column
+
+        dc, node, in_node = _locate(c, engine)
+        t = {name: spread(values, np.nan) for name, values in times.items()}
+        decision = spread(c.engine_requests.decision_s[first : first + n], np.nan)
+        osl, arrival = r.osl[ids], r.arrival_s[ids]
+        ttft = t["first_token_s"] - arrival
+        tpot = np.where(osl > 1, (t["finish_s"] - t["first_token_s"]) / np.maximum(osl - 1, 1), np.nan)
+        ok = (ttft <= s.slo.ttft_s) & ((osl == 1) | (tpot <= s.slo.tpot_s))
+
+        def named(codes: NDArray[Any], names: list[str], mask: NDArray[Any] | None = None) -> pa.DictionaryArray:
+            return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32), mask=mask), pa.array(names, pa.string()))
+
+        columns = [
+            pa.array(ids),
+            pa.array(arrival),
+            named(r.scheduler[ids], [g.name for g in s.schedulers]),
+            pa.array(r.isl[ids].astype(np.int32)),
+            pa.array(osl.astype(np.int32)),
+            named(spread(dc, 0), [site.name for site in s.sites], ~served),
+            pa.array(spread(node, 0), mask=~served),
+            pa.array(spread(in_node, 0), mask=~served),
+            *(pa.array(column, from_pandas=True) for column in (decision, *t.values(), ttft, tpot)),
+            pa.array(ok),
+            named((~served).astype(np.int32), ["finished", "rejected"]),
+        ]
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+def engine_frame(compiled: Compiled, engine_s: NDArray[np.float64]) -> pd.DataFrame:
+    """Seconds of prefill, decode and idling [3, E] as a row an engine."""
+    dc, node, engine = _locate(compiled, np.arange(engine_s.shape[1]))
+    frame = {"dc": pd.Categorical.from_codes(dc, [site.name for site in compiled.scenario.sites]), "node": node, "engine": engine}
+    return pd.DataFrame(frame | dict(zip(("prefill_s", "decode_s", "idle_s"), engine_s, strict=True)))
+
+
+def _locate(compiled: Compiled, engine: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int32]]:
+    """DC, node and engine in the node of each of the fleet's engines: inside a DC they are numbered as its round-robin visits them."""
+    starts = np.asarray(compiled.fleet.dc_first_engine)
+    dc = np.searchsorted(starts, engine, side="right") - 1
+    nodes = np.array([site.nodes for site in compiled.scenario.sites])[dc]
+    within = engine - starts[dc]
+    return dc, (within % nodes).astype(np.int32), (within // nodes).astype(np.int32)

@@ -1,0 +1,229 @@
+"""A scenario under its policies, from files to a folder of results."""
+
+import importlib.metadata
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.monitoring
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from jaxserve.analysis.compare import compare
+from jaxserve.analysis.dataset import ledger_dataset, summary_dataset
+from jaxserve.analysis.metrics import REQUEST_COLUMNS, summarise
+from jaxserve.analysis.plots import save_figures
+from jaxserve.collect import EnergyLedger, RequestRows, engine_frame
+from jaxserve.engine.simulate import Case, Simulation
+from jaxserve.errors import InputError
+from jaxserve.policies.registry import build_policy, resolve_policies
+from jaxserve.scenario.compile import Compiled, compile_scenario
+from jaxserve.scenario.load import load_scenario, to_toml
+from jaxserve.scenario.spec import Scenario
+from jaxserve.store import ENGINES, LEDGER, REQUESTS, SUMMARY, Folder, RunWriter, read_pieces, write_json
+
+CHECKPOINT_EVERY_S = 10.0
+"""Wall seconds between checkpoints: a killed run loses at most this much work and one chunk."""
+
+Progress = Callable[[str, float], None]
+"""Told the policy's label and the share of the horizon that has passed."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The results of one policy, in its folder."""
+
+    label: str
+    folder: Path
+    summary: dict[str, Any]
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """A row a request; times in s, lengths in tokens."""
+        return pd.read_parquet(self.folder / REQUESTS)
+
+    @cached_property
+    def ledger_frame(self) -> pd.DataFrame:
+        """A row per interval and DC."""
+        return pd.read_parquet(self.folder / LEDGER)
+
+    @cached_property
+    def ledger(self) -> xr.Dataset:
+        """Energy and carbon by interval and DC, with units."""
+        return ledger_dataset(self.ledger_frame)
+
+    @cached_property
+    def engines(self) -> pd.DataFrame:
+        """Seconds of prefill, decode and idling of every engine within the horizon."""
+        return pd.read_parquet(self.folder / ENGINES)
+
+
+@dataclass(frozen=True)
+class Results:
+    """All policies of one scenario, side by side; the first is the baseline."""
+
+    scenario: Scenario
+    folder: Path
+    runs: dict[str, Run]
+    notes: tuple[str, ...]
+    _keep: Any = field(default=None, repr=False)  # a temporary folder lives as long as its results
+
+    def __getitem__(self, label: str) -> Run:
+        return self.runs[label]
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """One row a policy, savings against the first; `attrs["units"]` has the units."""
+        return compare({label: run.summary["metrics"] | run.summary["timing"] for label, run in self.runs.items()})
+
+    @cached_property
+    def dataset(self) -> xr.Dataset:
+        """The metrics with a dimension `policy` and units."""
+        return summary_dataset({label: run.summary["metrics"] for label, run in self.runs.items()})
+
+
+def run(
+    scenario: str | Path | Scenario,
+    *,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    base_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> Results:
+    """Run every policy of a scenario and return the results; with `out`, they stay in that folder.
+
+    `scenario` is the name of a shipped one, a path, or a `Scenario` (its relative paths start at `base_dir`);
+    `overrides` are `a.b=c` strings. Raises `InputError` for anything wrong with what was given.
+    """
+    if isinstance(scenario, Scenario):
+        base = base_dir or Path.cwd()
+    else:
+        scenario, base = load_scenario(scenario, list(overrides))
+    policies = resolve_policies(scenario.policies)
+    scenario = scenario.model_copy(update={"policies": policies}).with_absolute_paths(base)
+    compiled = compile_scenario(scenario, base)
+    keep = tempfile.TemporaryDirectory(prefix="jaxserve-") if out is None else None
+    final = Path(keep.name) / "run" if keep else Path(str(out))
+    try:
+        folder = Folder(final, to_toml(scenario), resume=resume)
+        for policy in policies:
+            writer = RunWriter(folder.part(policy["label"]))
+            if not writer.whole:
+                _run_policy(compiled, policy, writer, progress or (lambda label, share: None))
+        results = _open(scenario, folder.work, compiled.notes, keep)
+        _finish(results)
+        return _open(scenario, folder.finish(), compiled.notes, keep)
+    except OSError as error:
+        raise InputError(
+            f"{error.filename or final}: cannot write results: {error.strerror or error}; "
+            "what is written so far is kept, free some space or choose another --out, then go on with --resume"
+        ) from error
+
+
+def _open(scenario: Scenario, folder: Path, notes: tuple[str, ...], keep: Any) -> Results:
+    runs = {}
+    for policy in scenario.policies:
+        label = policy["label"]
+        runs[label] = Run(label, folder / label, json.loads((folder / label / SUMMARY).read_text(encoding="utf-8")))
+    return Results(scenario, folder, runs, notes, keep)
+
+
+def _finish(results: Results) -> None:
+    save_figures(
+        results.frame,
+        {label: pd.read_parquet(run.folder / REQUESTS, columns=["ttft_s"]) for label, run in results.runs.items()},
+        {label: run.ledger_frame for label, run in results.runs.items()},
+        results.folder / "figures",
+        slo_ttft_s=results.scenario.slo.ttft_s,
+    )
+    write_json(
+        results.folder / SUMMARY,
+        {
+            "scenario": results.scenario.name,
+            "seed": results.scenario.seed,
+            "notes": list(results.notes),
+            "versions": _versions(),
+            "policies": json.loads(results.frame.drop(columns=["simulated_req_per_wall_s"], errors="ignore").to_json(orient="index")),
+        },
+    )
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in ("jaxserve", "jax", "jaxlib", "numpy", "equinox", "pandas", "pyarrow")}
+
+
+_compile_s = [0.0]
+"""Seconds that this process has spent compiling, so that the rate told is that of the simulation."""
+
+
+def _note_compile(event: str, duration_s: float, **_: Any) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+        _compile_s[0] += duration_s
+
+
+jax.monitoring.register_event_duration_secs_listener(_note_compile)
+
+
+def _run_policy(compiled: Compiled, policy: dict[str, Any], writer: RunWriter, progress: Progress) -> None:
+    began, compiled_before = time.perf_counter(), _compile_s[0]
+    s = compiled.scenario
+    device_policy = build_policy(policy)
+    step_windows = compiled.step_windows(device_policy.observes)
+    case = Case(compiled.fleet, device_policy, compiled.engine_requests, compiled.ci)
+    horizon_steps = compiled.horizon_windows // step_windows
+    simulation = Simulation([case], window_s=s.dispatch.window_s, horizon_steps=horizon_steps, sizes=compiled.sizes(step_windows))
+    ledger, rows = EnergyLedger(compiled, step_windows), RequestRows(compiled)
+    saved = writer.restore()
+    if saved is not None:
+        simulation.restore(saved)
+        ledger.sums, ledger.drain_j, rows.written = saved["ledger"], saved["drain"], int(saved["written"])
+    last_checkpoint = time.perf_counter()
+    while not simulation.done:
+        (advance,) = simulation.advance()
+        ledger.add(advance)
+        writer.add_requests(rows.table(advance.finished))
+        progress(policy["label"], min(1.0, simulation.next_step / horizon_steps))
+        if time.perf_counter() - last_checkpoint > CHECKPOINT_EVERY_S:
+            writer.checkpoint(
+                simulation.checkpoint() | {"ledger": ledger.sums, "drain": ledger.drain_j, "written": np.array(rows.written)}
+            )
+            last_checkpoint = time.perf_counter()
+    writer.add_requests(rows.rest())
+    wall_s, compile_s = time.perf_counter() - began, _compile_s[0] - compiled_before
+    frame, engines = ledger.frame(), engine_frame(compiled, simulation.engine_s())
+    writer.finish(rows.schema, frame, engines)
+    metrics = summarise(
+        read_pieces(writer.folder / REQUESTS, list(REQUEST_COLUMNS)),
+        frame,
+        engines,
+        slo_ttft_s=s.slo.ttft_s,
+        slo_tpot_s=s.slo.tpot_s,
+        horizon_s=s.horizon_s,
+        drain_energy_j=float(ledger.drain_j[0]),
+    )
+    writer.summarise(
+        {
+            "scenario": s.name,
+            "policy": policy,
+            "seed": s.seed,
+            "metrics": metrics,
+            "signal": f"{compiled.grid.signal} carbon intensity ({compiled.grid.basis}), {compiled.grid.source}",
+            "counts": compiled.requests.counts | compiled.grid.counts,
+            "notes": list(compiled.notes),
+            "versions": _versions(),
+            "device": str(jax.devices()[0].platform),
+            "timing": {
+                "wall_s": wall_s,
+                "compile_s": compile_s,
+                "simulated_req_per_wall_s": len(compiled.requests.arrival_s) / max(wall_s - compile_s, 1e-9),
+            },
+        }
+    )

@@ -1,0 +1,127 @@
+"""Run folders: written beside their final name, resumed from their last checkpoint, and renamed only when whole."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from jaxserve.errors import InputError
+
+SCENARIO, REQUESTS, LEDGER, SUMMARY, ENGINES = "scenario.toml", "requests.parquet", "ledger.parquet", "summary.json", "engines.parquet"
+PARTIAL = ".partial"
+CHECKPOINT, PARTS = "checkpoint.npz", "parts"
+
+
+class Folder:
+    """One folder of results in the making: `NAME.partial` until `finish` gives it its name."""
+
+    def __init__(self, final: Path, scenario_toml: str, *, resume: bool) -> None:
+        self.final = final
+        self.work = final.with_name(final.name + PARTIAL)
+        if final.exists():
+            raise InputError(f"{final}: this folder exists already and is left as it is; choose another --out")
+        if self.work.exists():
+            if not resume:
+                raise InputError(f"{self.work}: an unfinished run is here; go on with --resume, or remove the folder to start anew")
+            begun = self.work / SCENARIO
+            if not begun.exists() or begun.read_text(encoding="utf-8") != scenario_toml:
+                raise InputError(f"{self.work}: the unfinished run is of another scenario; choose another --out or remove the folder")
+        elif resume:
+            raise InputError(f"{self.work}: there is no unfinished run to go on with; leave out --resume")
+        self.work.mkdir(parents=True, exist_ok=True)
+        write_text(self.work / SCENARIO, scenario_toml)
+
+    def part(self, name: str) -> Path:
+        """A folder inside, made if need be."""
+        path = self.work / name
+        path.mkdir(exist_ok=True)
+        return path
+
+    def finish(self) -> Path:
+        """Give the folder its final name: from now on it is whole."""
+        self.work.rename(self.final)
+        return self.final
+
+
+class RunWriter:
+    """The files of one policy's run. Requests are written part by part, so a long run need not be held in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.parts = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether the run is finished: its summary is written last."""
+        return (self.folder / SUMMARY).exists()
+
+    def restore(self) -> Mapping[str, NDArray[Any]] | None:
+        """The last checkpoint, if there is one; parts written after it are forgotten and will be written again."""
+        path = self.folder / CHECKPOINT
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as saved:
+            state = dict(saved)
+        self.parts = int(state["parts"])
+        return state
+
+    def checkpoint(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Save the state of the run so that a later process can go on from here."""
+        path = self.folder / CHECKPOINT
+        fresh = path.with_suffix(".new.npz")
+        np.savez(fresh, parts=np.array(self.parts), **state)  # type: ignore[arg-type]
+        fresh.replace(path)
+
+    def add_requests(self, table: pa.Table) -> None:
+        """Append rows; they come in order of `request_id`."""
+        if not table.num_rows:
+            return
+        folder = self.folder / PARTS
+        folder.mkdir(exist_ok=True)
+        pq.write_table(table, folder / f"{self.parts:06d}.parquet")
+        self.parts += 1
+
+    def finish(self, schema: pa.Schema, ledger: pd.DataFrame, engines: pd.DataFrame) -> None:
+        """Join the parts and write the tables; the summary, written after this, marks the run as whole."""
+        with pq.ParquetWriter(self.folder / REQUESTS, schema) as writer:
+            for i in range(self.parts):
+                writer.write_table(pq.read_table(self.folder / PARTS / f"{i:06d}.parquet", schema=schema))
+        write_frame(ledger, self.folder / LEDGER)
+        write_frame(engines, self.folder / ENGINES)
+
+    def summarise(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary and clear away what was only needed on the way."""
+        write_json(self.folder / SUMMARY, summary)
+        shutil.rmtree(self.folder / PARTS, ignore_errors=True)
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+
+
+def write_frame(frame: pd.DataFrame, path: Path) -> None:
+    """A frame as Parquet, without the index."""
+    pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), path)
+
+
+def read_pieces(path: Path, columns: list[str]) -> Iterator[pd.DataFrame]:
+    """A Parquet file piece by piece."""
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=1 << 18, columns=columns):
+            yield batch.to_pandas()
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """JSON for people: indented, keys in their order, no NaN."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file whole or not at all."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)

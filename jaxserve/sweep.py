@@ -1,0 +1,134 @@
+"""Many variants of one scenario as one `vmap`ped call, and one dataset with named axes."""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from jaxserve.analysis.dataset import summary_dataset
+from jaxserve.analysis.metrics import summarise
+from jaxserve.collect import EnergyLedger, RequestRows, engine_frame
+from jaxserve.engine.model import Sizes
+from jaxserve.engine.simulate import Case, Simulation
+from jaxserve.errors import InputError
+from jaxserve.policies.registry import build_policy, resolve_policies
+from jaxserve.scenario.compile import CHUNK_BYTES, Compiled, compile_scenario
+from jaxserve.scenario.load import load_scenario
+
+
+def parse_axis(text: str) -> tuple[str, list[Any]]:
+    """`a.b=v1,v2` as a field path and its values, read as in TOML where they can be."""
+    path, equals, values = text.partition("=")
+    if not equals or not path or not values:
+        raise InputError(f"--axis {text}: write a.b=value,value")
+    return path, [_value(part) for part in values.split(",")]
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text.strip()
+
+
+def sweep(
+    scenario: str | Path, axes: Mapping[str, Sequence[Any]], *, overrides: Sequence[str] = (), policy: int = 0
+) -> xr.Dataset:
+    """Run the grid of all combinations of `axes` (dotted field path -> values) under one policy of the scenario.
+
+    All variants must share shapes: rates, seeds, alphas, carbon intensity, PUE, RTT, polling period, switches may vary; the number of
+    sites, nodes, GPUs, schedulers, `max_num_seqs`, window, ledger interval, horizon and the kind of policy may not.
+    Returns a dataset with a dimension per axis (the last part of its path, or the whole path where two would clash)
+    and the metrics of `jaxserve.analysis.fields`. Raises `InputError` for a variant that cannot run or does not fit the others.
+    """
+    if not axes:
+        raise InputError("sweep: give at least one axis, such as seed = [0, 1, 2]")
+    points = list(itertools.product(*axes.values()))
+    compiled, policies = [], []
+    for point in points:
+        settings = [f"{path}={json.dumps(value)}" for path, value in zip(axes, point, strict=True)]
+        loaded, base = load_scenario(scenario, [*overrides, *settings])
+        tables = loaded.policies
+        if not 0 <= policy < len(tables):
+            raise InputError(f"policy: there is no policy number {policy}; the scenario has {len(tables)}, counted from 0")
+        policies.append(build_policy(resolve_policies([tables[policy]])[0]))
+        compiled.append(compile_scenario(loaded, base))
+    summaries = _run_all(compiled, policies, [", ".join(map(str, point)) for point in points])
+    return _as_grid(summaries, axes)
+
+
+def _run_all(compiled: list[Compiled], policies: list[Any], names: list[str]) -> list[dict[str, Any]]:
+    first = compiled[0]
+    for c, p, name in zip(compiled, policies, names, strict=True):
+        if _shape(c, p) != _shape(first, policies[0]):
+            what = ", ".join(key for key, value in _shape(c, p).items() if value != _shape(first, policies[0])[key])
+            raise InputError(f"sweep: the variant {name} differs from the first in {what}; only variants of one shape run as one call")
+    step_windows = int(np.gcd.reduce([c.step_windows(p.observes) for c, p in zip(compiled, policies, strict=True)]))
+    sizes = _common([c.sizes(step_windows) for c in compiled], first.fleet.n_engines)
+    cases = [Case(c.fleet, p, c.engine_requests, c.ci) for c, p in zip(compiled, policies, strict=True)]
+    window_s = first.scenario.dispatch.window_s
+    simulation = Simulation(cases, window_s=window_s, horizon_steps=first.horizon_windows // step_windows, sizes=sizes)
+    ledgers, rows = [EnergyLedger(c, step_windows) for c in compiled], [RequestRows(c) for c in compiled]
+    frames: list[list[pd.DataFrame]] = [[] for _ in compiled]
+    while not simulation.done:
+        for i, advance in enumerate(simulation.advance()):
+            ledgers[i].add(advance)
+            frames[i].append(rows[i].table(advance.finished).to_pandas())
+    return [
+        summarise(
+            [*frames[i], rows[i].rest().to_pandas()],
+            ledgers[i].frame(),
+            engine_frame(c, simulation.engine_s(i)),
+            slo_ttft_s=c.scenario.slo.ttft_s,
+            slo_tpot_s=c.scenario.slo.tpot_s,
+            horizon_s=c.scenario.horizon_s,
+            drain_energy_j=float(ledgers[i].drain_j[0]),
+        )
+        for i, c in enumerate(compiled)
+    ]
+
+
+def _shape(c: Compiled, policy: Any) -> dict[str, Any]:
+    return {
+        "sites": c.fleet.n_dc,
+        "engines": c.fleet.n_engines,
+        "engines a site": np.asarray(c.fleet.dc_members).shape,
+        "schedulers": c.fleet.n_schedulers,
+        "engine.max_num_seqs": int(c.fleet.max_num_seqs),
+        "dispatch.window_s": c.scenario.dispatch.window_s,
+        "ledger_s": c.ledger_windows,
+        "horizon_s": c.horizon_windows,
+        "the kind of policy": type(policy).__name__,
+    }
+
+
+def _common(sizes: list[Sizes], n_engines: int) -> Sizes:
+    most = {name: max(getattr(s, name) for s in sizes) for name in ("slots", "requests", "step_requests", "transit", "passes")}
+    steps = max(8, min(sizes[0].steps, int(8 * CHUNK_BYTES // (len(sizes) * most["passes"] * n_engines * 8))))
+    return replace(sizes[0], **most, steps=steps)
+
+
+def _as_grid(summaries: list[dict[str, Any]], axes: Mapping[str, Sequence[Any]]) -> xr.Dataset:
+    short = [path.rsplit(".", 1)[-1] for path in axes]
+    names = [last if short.count(last) == 1 else path for last, path in zip(short, axes, strict=True)]
+    flat = summary_dataset({str(i): summary for i, summary in enumerate(summaries)})
+    index = pd.MultiIndex.from_product([list(values) for values in axes.values()], names=names)
+    coordinates = xr.Coordinates.from_pandas_multiindex(index, "policy")
+    grid = flat.drop_vars("policy").assign_coords(coordinates).unstack("policy")
+    for name, path in zip(names, axes, strict=True):
+        grid[name].attrs["field"] = path
+    return grid
+
+
+def save_dataset(dataset: xr.Dataset, path: Path) -> None:
+    """Write the dataset as NetCDF; raises `InputError` where that is not possible."""
+    try:
+        dataset.to_netcdf(path, engine="h5netcdf")
+    except OSError as error:
+        raise InputError(f"{path}: cannot write the dataset: {error.strerror or error}") from error
