@@ -43,7 +43,7 @@ def check_fit(result: FitResult) -> list[str]:
     limits = valid_range(rows, table)
     out = []
     if table.startswith("prefill"):
-        length = np.geomspace(*limits["seq_len"], GRID)
+        length = np.geomspace(limits["seq_len"][0], limits["seq_len"][1], GRID)
         # Along one prompt of growing length, and along growing numbers of the shortest prompt, within the tokens measured.
         most = max(1.0, limits["n_tokens"][1] / limits["seq_len"][0])
         pieces = np.geomspace(1.0, min(most, limits["batch"][1]), GRID)
@@ -53,7 +53,7 @@ def check_fit(result: FitResult) -> list[str]:
         }
         inputs = {k: {"n_tokens": b * n, "batch": b, "sum_sq": b * n**2} for k, (b, n) in lines.items()}
     else:
-        batch = np.unique(np.round(np.geomspace(*limits["batch"], GRID)))
+        batch = np.unique(np.round(np.geomspace(limits["batch"][0], limits["batch"][1], GRID)))
         context = np.geomspace(max(limits["mean_ctx"][0], 1.0), limits["mean_ctx"][1], GRID)
         inputs = {}
         for c in (context[0], context[-1]):

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from jaxserve.errors import InputError
-from jaxserve.perf.power import PrefillEnergy
 
 from calibration_fit.forms import PREFILL_TIME
 from calibration_fit.holdout import grouped_mape
@@ -19,6 +17,8 @@ from calibration_fit.pipeline import fit_setups
 from calibration_fit.report import write_report
 from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES
 from calibration_fit.vllm_json import read_vllm
+from jaxserve.errors import InputError
+from jaxserve.perf.power import PrefillEnergy
 
 IDLE_W, HOST_W = 60.0, 300.0
 

@@ -129,7 +129,9 @@ def fit_all(rows: Sequence[Rows], form: Form, *, fixed: Mapping[str, float] | No
     for p, r in enumerate(rows):
         module = form.build([float(v) for v in theta[p]])
         results.append(
-            FitResult(form, r, theta[p], tuple(problem.fixed), delta, float(value[p]), bool(converged[p]), int(iterations[p]), r.predict(module))
+            FitResult(
+                form, r, theta[p], tuple(problem.fixed), delta, float(value[p]), bool(converged[p]), int(iterations[p]), r.predict(module)
+            )
         )
     return results
 
@@ -207,7 +209,7 @@ def solve_starts(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The best of all starts for F fits: setup [F], row weights [F, R], measured [F, R] -> theta [F, C], loss, converged, iterations [F].
 
-    `near` [F, C] starts from given coefficients instead, in the knee interval that holds them and two neighbours each side (for resampled data).
+    `near` [F, C] starts from given coefficients instead (for resampled data), in the knee interval that holds them and two each side.
     """
     low, high, start = _starts(problem, setup, near)
     n_fits, n_starts = start.shape[:2]
@@ -301,7 +303,7 @@ def _solve(form, bounds, max_iterations, data, low, high, start, delta):
     def one_lane(data, low, high, start):
         inputs, term_weight, offset, measured, weight = data
 
-        def loss(raw: Array) -> Array:
+        def loss(raw: Any) -> Array:
             module = form.build(constrain(raw, bounds, low, high))
             predicted = offset + jnp.sum(term_weight * module(*inputs), axis=1)
             return objective(predicted, measured, weight, delta)

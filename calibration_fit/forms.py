@@ -1,12 +1,13 @@
 """What can be fitted: the modules of `jaxserve.perf`, the bound of each coefficient, and the inputs a row gives them."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import equinox as eqx
-from jaxserve.perf.latency import DecodeTime, PrefillTime, TwoPieceDecodeTime
-from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
 
 from calibration_fit.transforms import Bound
+from jaxserve.perf.latency import DecodeTime, PrefillTime, TwoPieceDecodeTime
+from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
 
 FREE, NONNEGATIVE, KNEE = Bound.FREE, Bound.NONNEGATIVE, Bound.INTERVAL
 
@@ -34,7 +35,7 @@ class Form:
         """Coefficient names in the module's order."""
         return tuple(self.bounds)
 
-    def build(self, values):
+    def build(self, values: Any) -> Any:
         """The module with `values` [C] (in the order of `coefficients`)."""
         return self.module(**dict(zip(self.coefficients, values, strict=True)))
 

@@ -19,7 +19,9 @@ def pseudo_huber(residual: Float[Array, "..."], delta: float | Array) -> Float[A
     return delta**2 * z / (jnp.sqrt(1.0 + z) + 1.0)
 
 
-def objective(predicted: Float[Array, " R"], measured: Float[Array, " R"], weight: Float[Array, " R"], delta: float | Array) -> Float[Array, ""]:
+def objective(
+    predicted: Float[Array, " R"], measured: Float[Array, " R"], weight: Float[Array, " R"], delta: float | Array
+) -> Float[Array, ""]:
     """Weighted mean robust loss of the relative errors predicted/measured - 1; rows of weight 0 do not count."""
     residual = predicted / measured - 1.0
     return jnp.sum(weight * pseudo_huber(residual, delta)) / jnp.sum(weight)

@@ -6,11 +6,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxserve.errors import InputError
-from jaxserve.units import MS_PER_S
 
 from calibration_fit.columns import (
     COLUMNS,
@@ -21,6 +20,8 @@ from calibration_fit.columns import (
     SLOWEST_DECODE_S,
     SLOWEST_PREFILL_S_PER_TOKEN,
 )
+from jaxserve.errors import InputError
+from jaxserve.units import MS_PER_S
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,8 @@ def from_table(
 ) -> list[Measurements]:
     """`read_measurements` for a table already in memory; row numbers count the header as row 1, as in a spreadsheet."""
     name = source.path
-    table = table.astype(str).replace({"nan": ""}) if len(table) else table
-    table = table.rename(columns=lambda c: str(c).strip())
+    text: Any = table.astype(object).where(table.notna(), "").astype(str)
+    table = text.rename(columns=lambda c: str(c).strip())
     unknown = [c for c in table.columns if c not in COLUMNS and c not in INFORMATIONAL]
     if unknown:
         hint = _unit_hint(unknown[0])
@@ -117,11 +118,12 @@ def from_table(
         if column not in table.columns:
             raise InputError(f"{name}: row 1: rows cannot be selected by {column!r}: there is no such column.")
         keep = (table[column] == value).to_numpy()
-        table, row = table[keep], row[keep]
+        table, row = table.loc[keep], row[keep]
     if not len(table):
         raise InputError(f"{name}: no row left" + (f" where {dict(where)}" if where else "") + ": nothing to fit.")
     found = []
-    for (model, tp, gpu, phase), part in table.assign(_row=row).groupby(["model", "tp", "gpu", "phase"], sort=False):
+    groups: Any = table.assign(_row=row).groupby(["model", "tp", "gpu", "phase"], sort=False)
+    for (model, _tp, gpu, phase), part in groups:
         first = int(part["_row"].iloc[0])
         if phase not in PHASES:
             raise InputError(f"{name}: row {first}: phase {phase!r} is none of {', '.join(PHASES)}.")
@@ -132,7 +134,7 @@ def from_table(
     return found
 
 
-def _build(part: pd.DataFrame, setup: Setup, phase: str, source: Source) -> Measurements:
+def _build(part: Any, setup: Setup, phase: str, source: Source) -> Measurements:
     """Numbers of one setup and phase, with everything the phase needs derived and checked."""
     name, row = source.path, part["_row"].to_numpy()
 
@@ -179,10 +181,10 @@ def _build(part: pd.DataFrame, setup: Setup, phase: str, source: Source) -> Meas
     return m
 
 
-def _numbers(part: pd.DataFrame, column: str, name: str, row: np.ndarray) -> np.ndarray:
+def _numbers(part: Any, column: str, name: str, row: np.ndarray) -> np.ndarray:
     """A column as float64, each value inside its plausible range; the first that is not is named."""
     spec = COLUMNS[column]
-    values = pd.to_numeric(part[column], errors="coerce").to_numpy(dtype=float)
+    values = np.array(pd.to_numeric(part[column], errors="coerce"), dtype=float)
     optional = column in ("energy_j", "avg_power_w_per_gpu")
     given = (part[column] != "").to_numpy()
     bad = ~np.isfinite(values) & (given if optional else True)
@@ -232,15 +234,16 @@ def _check_plausible(m: Measurements) -> None:
     if len(fast):
         i = fast[0]
         raise InputError(
-            f"{name}: row {m.row[i]}: a step of {m.time_s[i]:g} s is shorter than launching its kernels takes ({FASTEST_STEP_S:g} s); is time_s in seconds?"
+            f"{name}: row {m.row[i]}: a step of {m.time_s[i]:g} s is shorter than launching its kernels takes ({FASTEST_STEP_S:g} s); "
+            "is time_s in seconds?"
         )
     power = m.energy_j / m.time_s / m.setup.tp
     wrong = np.flatnonzero((power < POWER_W_PER_GPU[0]) | (power > POWER_W_PER_GPU[1]))
     if len(wrong):
         i = wrong[0]
         raise InputError(
-            f"{name}: row {m.row[i]}: energy_j / time_s / tp is {power[i]:g} W a GPU, outside {POWER_W_PER_GPU[0]:g} to {POWER_W_PER_GPU[1]:g} W; "
-            "is the energy in J, of all GPUs together, and the time in s?"
+            f"{name}: row {m.row[i]}: energy_j / time_s / tp is {power[i]:g} W a GPU, outside {POWER_W_PER_GPU[0]:g} to "
+            f"{POWER_W_PER_GPU[1]:g} W; is the energy in J, of all GPUs together, and the time in s?"
         )
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from jaxserve.errors import InputError
 
 from calibration_fit.checks import valid_range
 from calibration_fit.holdout import grouped_mape
 from calibration_fit.pipeline import SetupFit, TableFit
+from jaxserve.errors import InputError
 
 TABLES = ("prefill_time", "decode_time", "prefill_energy", "decode_energy")
 VERSION = "0.1.0"

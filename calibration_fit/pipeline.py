@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxserve.errors import InputError
 
 from calibration_fit.checks import check_fit, rows_below_floor
 from calibration_fit.fit import FitResult, fit_all
@@ -17,6 +16,7 @@ from calibration_fit.losses import ROBUST_DELTA
 from calibration_fit.measurements import Measurements, Setup, one_setup
 from calibration_fit.rows import Rows, make_rows
 from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES, Bootstrap, Identifiability, bootstrap, identify
+from jaxserve.errors import InputError
 
 FEW_BATCHES = 6
 """With fewer different batch sizes the decode form's terms in B^2, and the context term that does not grow with B, are held at 0:
@@ -51,13 +51,15 @@ def fit_setups(
     decode_form: str = "auto",
     prefill: Mapping[Setup, Mapping[str, Any]] | None = None,
     fixed: Mapping[str, Mapping[str, float]] | None = None,
+    only: Sequence[str] | None = None,
     samples: int = BOOTSTRAP_SAMPLES,
     delta: float = ROBUST_DELTA,
 ) -> list[SetupFit]:
     """Fit every table that the measurements of each setup bear on; all setups of a form in one solve.
 
     `groups` holds the measurements of one setup each; `decode_form` is auto, study or two_piece; `prefill` gives known prefill modules by
-    setup and table for end-to-end rows, where the setup's own prefill rows do not; `fixed` holds coefficients by table.
+    setup and table for end-to-end rows, where the setup's own prefill rows do not; `fixed` holds coefficients by table; `only` names the
+    tables to fit.
     """
     setups = [one_setup(g) for g in groups]
     fixed = {k: dict(v) for k, v in (fixed or {}).items()}
@@ -65,7 +67,7 @@ def fit_setups(
     for form in (PREFILL_TIME, PREFILL_ENERGY, DECODE_TIME, DECODE_ENERGY):
         rows: dict[int, Rows] = {}
         for i, group in enumerate(groups):
-            if not _bears_on(group, form):
+            if not _bears_on(group, form) or (only is not None and form.table not in only):
                 continue
             prefill_table = "prefill_time" if form.quantity == "time_s" else "prefill_energy"
             known = (prefill or {}).get(setups[i], {}).get(prefill_table)

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from jaxserve.errors import InputError
 
 from calibration_fit import published as pub
 from calibration_fit.holdout import grouped_mape
@@ -18,6 +17,7 @@ from calibration_fit.output import Borrowed, coefficients_table, write_coefficie
 from calibration_fit.pipeline import SetupFit, TableFit, fit_setups
 from calibration_fit.report import write_report
 from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES
+from jaxserve.errors import InputError
 
 A100_PREFILL_J_PER_TOKEN = 25.1e-3
 """395 W (Wilkins, Mistral-7B on A100-40GB) x 63.6 us a token (ANL TTFT of Llama-3-8B): an estimate, no measurement of a step."""
@@ -33,7 +33,7 @@ POWER_A100 = Borrowed(
 )
 POWER_H100 = Borrowed(
     {"idle_w_per_gpu": 70.0, "host_w": 300.0},
-    "assumed: a tenth of the board power idle, as no measurement of an idle H100 is here; host: our definition, 37.5 W a GPU for a node of eight",
+    "assumed: a tenth of the board power idle, as no idle H100 was measured; host: our definition, 37.5 W a GPU for a node of eight",
     True,
 )
 KERNELS = "composed of kernel times (ai-dynamo/aiconfigurator, vLLM 0.14), no run of the model: GPU time only, no host time"
@@ -46,16 +46,20 @@ def regenerate(data: Path, samples: int = BOOTSTRAP_SAMPLES) -> dict[str, tuple[
     """Fit everything and build the files' contents, by file name."""
     a100 = _composed(data, pub.A100, samples)
     h100 = _composed(data, pub.H100, samples)
-    a100_direct = _direct(data, a100, "Nvidia A100 GPU", [("Llama-3.1-8B", 1), ("Llama-3.1-8B", 2), ("Qwen2.5-7B", 2), ("Mixtral-8x7B", 4)], samples)
+    a100_direct = _direct(
+        data, a100, "Nvidia A100 GPU", [("Llama-3.1-8B", 1), ("Llama-3.1-8B", 2), ("Qwen2.5-7B", 2), ("Mixtral-8x7B", 4)], samples
+    )
     h100_direct = _direct(data, h100, "Nvidia H100 GPU", [("Llama-3.1-8B", 1)], samples)
-    h200 = {(s.setup.model, s.setup.tp): s.tables for s in fit_setups(_by_setup(pub.composed(data, pub.H200)), decode_form="study", samples=20)}
-    llama = fit_setups([[pub.llama_decode_energy_a100(data)]], samples=samples, fixed={"decode_energy": {"e_dec_kv": 0.0}})[0]
-    mixtral = fit_setups(
-        [[pub.mlenergy_decode_energy(data, "Mixtral-8x7B", 4, "v2")]], samples=samples, fixed={"decode_energy": {"e_dec_kv": 0.0}}
-    )[0]
-    llama_h100 = fit_setups(
-        [[pub.mlenergy_decode_energy(data, "Llama-3.1-8B", 1, "v3")]], samples=samples, fixed={"decode_energy": {"e_dec_kv": 0.0}}
-    )[0]
+    energies = fit_setups(_by_setup(pub.composed(data, pub.H200)), only=("prefill_energy", "decode_energy"), samples=20)
+    h200 = {(s.setup.model, s.setup.tp): s.tables for s in energies}
+    llama, mixtral, llama_h100 = (
+        fit_setups([[m]], only=("decode_energy",), samples=samples, fixed={"decode_energy": {"e_dec_kv": 0.0}})[0]
+        for m in (
+            pub.llama_decode_energy_a100(data),
+            pub.mlenergy_decode_energy(data, "Mixtral-8x7B", 4, "v2"),
+            pub.mlenergy_decode_energy(data, "Llama-3.1-8B", 1, "v3"),
+        )
+    )
     out: dict[str, tuple[SetupFit, dict[str, Any]]] = {}
     for model, tp in pub.SETUPS:
         key = (model, tp)
@@ -72,14 +76,21 @@ def regenerate(data: Path, samples: int = BOOTSTRAP_SAMPLES) -> dict[str, tuple[
             notes["decode_energy"] = "14 run averages on A100-40GB (ANL, ML.ENERGY v2), prefill share removed by an estimate"
         elif model == "Mixtral-8x7B":
             tables["decode_energy"] = mixtral.tables["decode_energy"]
-            notes["decode_energy"] = "run averages on A100-40GB (ML.ENERGY v2, vLLM 0.5.4): prefill energy is inside and so counted twice"
+            notes["decode_energy"] = (
+                "run averages on A100-40GB (ML.ENERGY v2, vLLM 0.5.4, B up to 320: the line bends beyond): "
+                "prefill energy is inside and so counted twice"
+            )
         else:
             borrowed["decode_energy"] = _decode_energy(key, h200, llama.tables["decode_energy"])
         fit = SetupFit(Setup(model, tp, "A100"), tables)
         name = f"{model.lower()}_tp{tp}_a100"
         out[name] = fit, coefficients_table(fit, borrowed=borrowed, notes=notes, power=POWER_A100)
     key = ("Llama-3.1-8B", 1)
-    tables = {"prefill_time": h100[key]["prefill_time"], "decode_time": h100_direct[key], "decode_energy": llama_h100.tables["decode_energy"]}
+    tables = {
+        "prefill_time": h100[key]["prefill_time"],
+        "decode_time": h100_direct[key],
+        "decode_energy": llama_h100.tables["decode_energy"],
+    }
     notes = {
         "prefill_time": KERNELS + "; measured prefill of 16 x 1024 tokens is about 22 % slower than this table",
         "decode_time": DIRECT,
@@ -159,7 +170,9 @@ def _decode_energy(key: tuple[str, int], h200, llama: TableFit) -> Borrowed:
     slope, constant = np.polyfit(RATIO_BATCHES, target, 1, w=1.0 / target)
     values = {"e_dec0": float(f"{constant:.4g}"), "e_dec_req": float(f"{slope:.4g}"), "e_dec_kv": 0.0}
     shown = " / ".join(f"{r:.2f}" for r in ratio)
-    text = f"extrapolated: Llama-3.1-8B TP1 on A100 x {shown} at B = 1 / 32 / 64, the ratios of composed energies on H200, refitted to a line"
+    text = (
+        f"extrapolated: Llama-3.1-8B TP1 on A100 x {shown} at B = 1 / 32 / 64, the ratios of composed energies on H200, refitted to a line"
+    )
     return Borrowed(values, text)
 
 

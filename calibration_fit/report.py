@@ -41,8 +41,8 @@ def write_report(folder: Path, fits: Sequence[SetupFit]) -> Path:
 def _summary(fits: Sequence[SetupFit]) -> list[str]:
     """Errors of all tables; the held-out columns say what was left out together."""
     out = [
-        "MAPE in percent. Held out: whole batch sizes, whole lengths, and both together (`grouped`), extrapolation included; `random` leaves out "
-        "single rows and is kind, since their neighbours stay.",
+        "MAPE in percent. Held out: whole batch sizes, whole lengths, and both together (`grouped`), extrapolation included; `random` "
+        "leaves out single rows and is kind, since their neighbours stay.",
         "",
         "| setup | table | form | rows | in sample | grouped | batch sizes | lengths | random rows | one by one |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -101,7 +101,7 @@ def _curves_figure(fit: SetupFit) -> Figure:
     prefill, decode = fit.tables.get("prefill_time"), fit.tables.get("decode_time")
     if prefill is not None:
         limits = valid_range(prefill.result.rows, "prefill_time")
-        n = np.geomspace(*limits["n_tokens"], 200)
+        n = np.geomspace(limits["n_tokens"][0], limits["n_tokens"][1], 200)
         length = np.minimum(n, 1024.0)
         time_s = np.asarray(prefill.result.module(n, n / length, n * length))
         rows = prefill.result.rows
@@ -112,7 +112,7 @@ def _curves_figure(fit: SetupFit) -> Figure:
             axes[1, 0].plot(n, np.asarray(energy.result.module(n, n * length)) / time_s / fit.setup.tp)
     if decode is not None:
         limits = valid_range(decode.result.rows, "decode_time")
-        batch = np.linspace(*limits["batch"], 200)
+        batch = np.linspace(limits["batch"][0], limits["batch"][1], 200)
         rows = decode.result.rows
         step = ~rows.end_to_end
         axes[0, 1].plot(rows.batch[step], rows.measured[step] * 1e3, ".", ms=3, color="0.7")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxserve.errors import InputError
 
 from calibration_fit.forms import Form
 from calibration_fit.measurements import Measurements, Setup, Source, one_setup
+from jaxserve.errors import InputError
 
 PREFILL_STEP_TOKENS = 8192
 """Token budget of one prefill step of a static batch, when the source does not say (vLLM's default at the time of the ANL runs)."""
@@ -59,39 +59,51 @@ def make_rows(measurements: Sequence[Measurements], form: Form, prefill: Callabl
         elif len(use) and m.phase == "end_to_end" and wanted == "decode":
             if prefill is None:
                 raise InputError(
-                    f"{m.source.path}: row {m.row[0]}: end-to-end rows need prefill coefficients (fitted from prefill rows, or a coefficients "
-                    "file given with --prefill): the sum alone cannot tell prefill from decode."
+                    f"{m.source.path}: row {m.row[0]}: end-to-end rows need prefill coefficients (fitted from prefill rows, or from a "
+                    "coefficients file given with --base): the sum alone cannot tell prefill from decode."
                 )
             parts.append(_end_to_end_rows(use, form, prefill))
     name = measurements[0].source.path
     if not parts:
         raise InputError(f"{name}: no {wanted} row of {setup} with {form.quantity}: {form.table} cannot be fitted.")
     terms = max(p.inputs.shape[2] for p in parts)
-    rows = Rows(
+
+    def joined(name: str) -> np.ndarray:
+        return np.concatenate([getattr(p, name) for p in parts])
+
+    return Rows(
         setup,
         tuple(dict.fromkeys(s for p in parts for s in p.sources)),
-        *(np.concatenate([getattr(p, k) for p in parts]) for k in ("file", "row", "batch", "length")),
+        joined("file"),
+        joined("row"),
+        joined("batch"),
+        joined("length"),
         np.concatenate([_pad_terms(p.inputs, terms) for p in parts], axis=1),
         np.concatenate([_pad_terms(p.term_weight, terms) for p in parts]),
-        *(np.concatenate([getattr(p, k) for p in parts]) for k in ("offset", "measured", "end_to_end")),
+        joined("offset"),
+        joined("measured"),
+        joined("end_to_end"),
     )
-    return rows
 
 
 def check_rows(rows: Rows, form: Form, free: int) -> None:
     """Raise `InputError` when `rows` cannot carry a fit of `free` coefficients."""
     where = f"{rows.file[0]}: rows {rows.row.min()} to {rows.row.max()}"
     if len(rows) < free + 2:
-        raise InputError(f"{where}: {len(rows)} {form.table} rows of {rows.setup} are too few for {free} coefficients; give at least {free + 2}.")
+        raise InputError(
+            f"{where}: {len(rows)} {form.table} rows of {rows.setup} are too few for {free} coefficients; give at least {free + 2}."
+        )
     if len(np.unique(rows.measured)) == 1:
         raise InputError(f"{where}: {form.quantity} of {rows.setup} is constant ({rows.measured[0]:g}): nothing can be fitted to it.")
     if form.table.startswith("decode") and len(np.unique(rows.batch)) == 1:
         raise InputError(
-            f"{where}: decode rows of {rows.setup} hold one batch size only ({rows.batch[0]:g}): its effect cannot be fitted; add other batch sizes."
+            f"{where}: decode rows of {rows.setup} hold one batch size only ({rows.batch[0]:g}): "
+            "its effect cannot be fitted; add other batch sizes."
         )
     if form.table.startswith("prefill") and len(np.unique(rows.inputs[0])) < 4:
         raise InputError(
-            f"{where}: prefill rows of {rows.setup} hold fewer than 4 different token counts: the slopes cannot be fitted; add other lengths."
+            f"{where}: prefill rows of {rows.setup} hold fewer than 4 different token counts: "
+            "the slopes cannot be fitted; add other lengths."
         )
 
 
@@ -101,7 +113,7 @@ def _step_rows(m: Measurements, form: Form) -> Rows:
 
 
 def _end_to_end_rows(m: Measurements, form: Form, prefill: Callable[..., np.ndarray]) -> Rows:
-    """Static batches: prefill is known, and osl - 1 decode steps follow with contexts isl + 1 to isl + osl - 1 (engine contract, step 4)."""
+    """Static batches: prefill is known; osl - 1 decode steps follow, at contexts isl + 1 to isl + osl - 1 (engine contract, step 4)."""
     m = m.select(m.osl >= 2)
     first, last = m.isl + 1.0, m.isl + m.osl - 1.0
     inputs = {

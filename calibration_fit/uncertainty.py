@@ -43,10 +43,11 @@ class Identifiability:
 
 
 def bootstrap(results: Sequence[FitResult], samples: int = BOOTSTRAP_SAMPLES, level: float = 0.95, seed: int = 0) -> list[Bootstrap]:
-    """Wild bootstrap of every fit, all resamples of all setups in one vmapped solve.
+    """Residual bootstrap of every fit, all resamples of all setups in one vmapped solve.
 
-    The grid of a measurement is designed, so rows stay and their errors change: each measured value becomes the prediction plus its own
-    relative error with a random sign, widened by 1/(1 - leverage) since a fit bends towards its rows (Wu 1986; HC3).
+    The grid of a measurement is designed, so rows stay and their errors are redrawn: each measured value becomes the prediction times one
+    plus a relative error drawn from those of all rows, each widened by 1/sqrt(1 - leverage), since a fit bends towards its rows
+    (Davison & Hinkley 1997, section 6.2.3). Drawing from all rows fits the loss, which takes relative errors to be alike everywhere.
     The interval speaks of noise, not of a form that does not fit: that is what the held-out error is for.
     """
     first = results[0]
@@ -56,10 +57,11 @@ def bootstrap(results: Sequence[FitResult], samples: int = BOOTSTRAP_SAMPLES, le
     setup = np.repeat(np.arange(len(results)), samples)
     measured = np.ones((len(setup), n))
     for p, r in enumerate(results):
-        error = r.rows.measured / r.predicted - 1.0
-        widened = np.clip(error / (1.0 - _leverage(r)), -0.9, 9.0)
-        sign = rng.choice([-1.0, 1.0], (samples, len(r.rows)))
-        measured[setup == p, : len(r.rows)] = r.predicted * (1.0 + sign * widened)
+        error = np.clip((r.rows.measured / r.predicted - 1.0) / np.sqrt(1.0 - _leverage(r)), -0.9, 9.0)
+        # Student's t over the normal at 95 % (its first Cornish-Fisher term): the spread is itself estimated from few rows.
+        error *= 1.0 + (1.96**2 + 1.0) / (4.0 * max(len(r.rows) - len(r.theta), 1))
+        drawn = rng.choice(error - error.mean(), (samples, len(r.rows)))
+        measured[setup == p, : len(r.rows)] = r.predicted * (1.0 + drawn)
     near = np.stack([r.theta for r in results])[setup]
     theta, *_ = solve_starts(problem, setup, problem.weight[setup], measured, first.delta, near)
     tail = 50.0 * (1.0 - level)
@@ -101,7 +103,9 @@ def _words(result, names, theta, error, values, vectors) -> tuple[str, ...]:
     unit = result.form.units
     loose = [j for j in range(len(names)) if error[j] > LOOSE_SHARE * abs(theta[j])]
     for j in loose:
-        size = "the data push it to 0" if names[j] in result.at_bound else f"{theta[j]:.3g} +- {error[j]:.2g} {unit.get(names[j], '')}".strip()
+        size = (
+            "the data push it to 0" if names[j] in result.at_bound else f"{theta[j]:.3g} +- {error[j]:.2g} {unit.get(names[j], '')}".strip()
+        )
         out.append(f"{names[j]} is not pinned down by these data ({size}).")
     condition = values.max() / max(values.min(), 1e-300)
     weak = vectors[:, 0]
@@ -109,7 +113,10 @@ def _words(result, names, theta, error, values, vectors) -> tuple[str, ...]:
     together = [names[j] for j in order if abs(weak[j]) > 0.35]
     if condition > 1e4 and len(together) > 1:
         trade = " and ".join([", ".join(together[:-1]), together[-1]])
-        out.append(f"{trade} trade off against each other: the loss is {condition:.1g} times flatter along them than along the best known direction.")
+        out.append(
+            f"{trade} trade off against each other: the loss is {condition:.1g} times flatter along them than along "
+            "the best known direction."
+        )
     if not out:
         out.append("Every coefficient is pinned down by these data.")
     return tuple(out)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxserve.errors import InputError
-from jaxserve.units import MS_PER_S
 
 from calibration_fit.measurements import Measurements, from_table
 from calibration_fit.published import source_of
+from jaxserve.errors import InputError
+from jaxserve.units import MS_PER_S
 
 
 def read_vllm(
@@ -57,11 +57,8 @@ def _serving_row(path: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     prompt, output = _number(path, result, "total_input_tokens"), _number(path, result, "total_output_tokens")
     tpot_s = _number(path, result, "mean_tpot_ms") / MS_PER_S
     itls = result.get("itls")
-    if isinstance(itls, list) and itls:
-        decoding = float(sum(sum(i) for i in itls))
-    else:
-        # Without detail: every output token but the first takes one TPOT.
-        decoding = max(output - completed, 0.0) * tpot_s
+    # Without detail: every output token but the first takes one TPOT.
+    decoding = float(sum(sum(i) for i in itls)) if isinstance(itls, list) and itls else max(output - completed, 0.0) * tpot_s
     batch = decoding / duration
     lens_in, lens_out = result.get("input_lens"), result.get("output_lens")
     if isinstance(lens_in, list) and isinstance(lens_out, list) and sum(lens_out):

@@ -1,10 +1,10 @@
 """A vectorised model, in JAX, of LLM serving over many data centres: carbon against TTFT and TPOT.
 
-    import jaxserve
-    results = jaxserve.run("two-region")
-    results.frame                       # a row a policy, savings against the first
-    results["greedy-0.5"].requests      # a row a request
-    results["greedy-0.5"].ledger        # energy and carbon by interval and DC, with units
+import jaxserve
+results = jaxserve.run("two-region")
+results.frame                       # a row a policy, savings against the first
+results["greedy-0.5"].requests      # a row a request
+results["greedy-0.5"].ledger        # energy and carbon by interval and DC, with units
 """
 
 import os
@@ -29,7 +29,7 @@ __version__ = "0.1.0"
 
 # 24 h at microsecond resolution does not fit float32.
 jax.config.update("jax_enable_x64", True)
-if jax.config.jax_compilation_cache_dir is None:
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # What one process has compiled, the next one loads.
     _cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "jaxserve" / "xla"
     jax.config.update("jax_compilation_cache_dir", str(_cache))
@@ -45,7 +45,7 @@ _HOMES = {
     "Scenario": "jaxserve.scenario.spec",
     "InputError": "jaxserve.errors",
 }
-__all__ = [*sorted(_HOMES), "__version__"]
+__all__ = ["InputError", "Results", "Run", "Scenario", "__version__", "load_scenario", "run", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

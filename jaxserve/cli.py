@@ -16,7 +16,9 @@ from jaxserve.errors import InputError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
 ScenarioArgument = Annotated[str, typer.Argument(help="A shipped scenario (see `jaxserve list`) or a .toml file.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a field, e.g. workload.rate_req_per_s=40; repeat at will.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a field, e.g. workload.rate_req_per_s=40; repeat at will.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table.")]
 
 
@@ -79,8 +81,9 @@ def check(scenario: ScenarioArgument, overrides: SetOption = None) -> None:
     compiled = compile_scenario(loaded, base)
     r = compiled.requests
     print(f"{loaded.name}: {compiled.fleet.n_engines} engines in {compiled.fleet.n_dc} DCs, {len(loaded.schedulers)} schedulers")
-    print(f"{len(r.arrival_s)} requests in {loaded.horizon_s:g} s ({len(r.arrival_s) / loaded.horizon_s:.4g} a second), "
-          f"mean ISL {r.isl.mean():.1f}, mean OSL {r.osl.mean():.1f}, {len(r.arrival_s) - len(compiled.accepted)} to be rejected")  # fmt: skip
+    n, rejected = len(r.arrival_s), len(r.arrival_s) - len(compiled.accepted)
+    print(f"{n} requests in {loaded.horizon_s:g} s ({n / loaded.horizon_s:.4g} a second), {rejected} to be rejected")
+    print(f"mean ISL {r.isl.mean():.1f}, mean OSL {r.osl.mean():.1f} tokens")
     print(f"KV cache of an engine: {int(compiled.fleet.kv_capacity)} tokens; policies: {', '.join(labels)}")
     for note in compiled.notes:
         print(f"- {note}")

@@ -70,7 +70,13 @@ class RequestRows:
 
     schema = pa.schema(
         [("request_id", pa.int64()), ("arrival_s", pa.float64()), ("scheduler", pa.dictionary(pa.int32(), pa.string()))]
-        + [("isl", pa.int32()), ("osl", pa.int32()), ("dc", pa.dictionary(pa.int32(), pa.string())), ("node", pa.int32()), ("engine", pa.int32())]
+        + [
+            ("isl", pa.int32()),
+            ("osl", pa.int32()),
+            ("dc", pa.dictionary(pa.int32(), pa.string())),
+            ("node", pa.int32()),
+            ("engine", pa.int32()),
+        ]
         + [(f"{name}_s", pa.float64()) for name in ("decision", "dc_arrival", "admit", "first_token", "finish", "ttft", "tpot")]
         + [("slo_ok", pa.bool_()), ("status", pa.dictionary(pa.int32(), pa.string()))]
     )

@@ -151,7 +151,7 @@ def _finish(results: Results) -> None:
             "seed": results.scenario.seed,
             "notes": list(results.notes),
             "versions": _versions(),
-            "policies": json.loads(results.frame.drop(columns=["simulated_req_per_wall_s"], errors="ignore").to_json(orient="index")),
+            "policies": json.loads(results.frame.drop(columns="simulated_req_per_wall_s").to_json(orient="index") or "{}"),
         },
     )
 
@@ -164,9 +164,9 @@ _compile_s = [0.0]
 """Seconds that this process has spent compiling, so that the rate told is that of the simulation."""
 
 
-def _note_compile(event: str, duration_s: float, **_: Any) -> None:
+def _note_compile(event: str, duration_secs: float, **_: str | int) -> None:
     if event == "/jax/core/compile/backend_compile_duration":
-        _compile_s[0] += duration_s
+        _compile_s[0] += duration_secs
 
 
 jax.monitoring.register_event_duration_secs_listener(_note_compile)
@@ -192,9 +192,7 @@ def _run_policy(compiled: Compiled, policy: dict[str, Any], writer: RunWriter, p
         writer.add_requests(rows.table(advance.finished))
         progress(policy["label"], min(1.0, simulation.next_step / horizon_steps))
         if time.perf_counter() - last_checkpoint > CHECKPOINT_EVERY_S:
-            writer.checkpoint(
-                simulation.checkpoint() | {"ledger": ledger.sums, "drain": ledger.drain_j, "written": np.array(rows.written)}
-            )
+            writer.checkpoint(simulation.checkpoint() | {"ledger": ledger.sums, "drain": ledger.drain_j, "written": np.array(rows.written)})
             last_checkpoint = time.perf_counter()
     writer.add_requests(rows.rest())
     wall_s, compile_s = time.perf_counter() - began, _compile_s[0] - compiled_before

@@ -37,9 +37,7 @@ def _value(text: str) -> Any:
         return text.strip()
 
 
-def sweep(
-    scenario: str | Path, axes: Mapping[str, Sequence[Any]], *, overrides: Sequence[str] = (), policy: int = 0
-) -> xr.Dataset:
+def sweep(scenario: str | Path, axes: Mapping[str, Sequence[Any]], *, overrides: Sequence[str] = (), policy: int = 0) -> xr.Dataset:
     """Run the grid of all combinations of `axes` (dotted field path -> values) under one policy of the scenario.
 
     All variants must share shapes: rates, seeds, alphas, carbon intensity, PUE, RTT, polling period, switches may vary; the number of

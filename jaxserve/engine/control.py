@@ -92,7 +92,7 @@ class AbstractRequestPolicy(AbstractPolicy):
             osl_mean=schedulers.osl_sum,
             fleet=fleet,
         )
-        axes = View(**dict.fromkeys(View.__dataclass_fields__, 0) | {"fleet": None})
+        axes = eqx.tree_at(lambda view: view.fleet, jax.tree.map(lambda _: 0, known), None)
         choose = jax.vmap(self.choose, in_axes=(axes, 0, 0, 0))
 
         def decide(carry: tuple[Array, Array, Schedulers]) -> tuple[Array, Array, Schedulers]:
@@ -124,7 +124,7 @@ class AbstractRequestPolicy(AbstractPolicy):
                 isl_sum=s.isl_sum + kept * isl,
                 isl2_sum=s.isl2_sum + kept * isl * isl,
                 osl_sum=s.osl_sum + kept * osl,
-                memory=jax.tree.map(lambda new, old: jnp.where(here.reshape(here.shape + (1,) * (new.ndim - 1)), new, old), memory, s.memory),
+                memory=jax.tree.map(lambda new, old: _where(here, new, old), memory, s.memory),
             )
             return j + 1, places.at[at].set(place.astype(jnp.int32), mode="drop"), s
 
@@ -134,6 +134,11 @@ class AbstractRequestPolicy(AbstractPolicy):
         return places, schedulers
 
 
+def _where(mask: Array, new: Array, old: Array) -> Array:
+    """`new` [G, ...] where `mask` [G], else `old`."""
+    return jnp.where(mask.reshape(mask.shape + (1,) * (new.ndim - 1)), new, old)
+
+
 LANES = "lanes"
 """Name of the mapped axis when many scenarios run as one call."""
 
@@ -141,8 +146,8 @@ LANES = "lanes"
 def across_lanes(value: Array) -> Array:
     """The largest `value` of all scenarios that run as one `vmap`ped call.
 
-    A loop bound that differs from lane to lane would make `vmap` select over the whole carried state in every pass; a shared bound does not,
-    and a lane that has nothing left to do is guarded by its own conditions.
+    A loop bound that differs from lane to lane would make `vmap` select over the whole carried state in every pass; a shared
+    bound does not, and a lane that has nothing left to do is guarded by its own conditions.
     """
     try:
         return jax.lax.pmax(value, LANES)

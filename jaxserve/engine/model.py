@@ -58,7 +58,6 @@ class Fleet(eqx.Module):
         return self.first_dc.shape[-1]
 
 
-
 @dataclass(frozen=True)
 class Sizes:
     """Static shapes of the compiled chunk. Every one but `slots` is a capacity that the host grows when it proves too small."""

@@ -11,12 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpy.typing import NDArray
 
 from jaxserve.engine.chunk import ChunkOutputs, run_chunk, run_chunks
 from jaxserve.engine.control import AbstractPolicy
 from jaxserve.engine.model import Arrivals, Fleet, Sizes, StepInputs
 from jaxserve.engine.state import State, initial_state
+from jaxserve.types import on_host
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.integer[Any]]
@@ -71,7 +73,10 @@ class Advance:
 
 
 def first_requests(arrival_s: Floats, window_s: float, step_windows: int, n_steps: int) -> Ints:
-    """Number of the first request that arrives in or after each step, [n_steps + 1]; an arrival on an edge belongs to the step that starts there."""
+    """Number of the first request that arrives in or after each step, [n_steps + 1].
+
+    An arrival on an edge belongs to the step that starts there.
+    """
     return np.searchsorted(arrival_s, (np.arange(n_steps + 1) * step_windows) * window_s)
 
 
@@ -118,11 +123,11 @@ class _Lane:
         starts = np.concatenate([[0], np.cumsum(counts)])
         group_start = np.concatenate([starts[:-1].reshape(sizes.steps, groups), starts[groups::groups, None]], axis=1)
         arrivals = Arrivals(
-            decision_s=pad(r.decision_s, np.float64, np.inf),  # type: ignore[arg-type]
-            isl=pad(r.isl, np.float64, 0),  # type: ignore[arg-type]
-            osl=pad(r.osl, np.int32, 0),  # type: ignore[arg-type]
-            scheduler=pad(r.scheduler, np.int32, 0),  # type: ignore[arg-type]
-            by_scheduler=by_scheduler,  # type: ignore[arg-type]
+            decision_s=on_host(pad(r.decision_s, np.float64, np.inf)),
+            isl=on_host(pad(r.isl, np.float64, 0)),
+            osl=on_host(pad(r.osl, np.int32, 0)),
+            scheduler=on_host(pad(r.scheduler, np.int32, 0)),
+            by_scheduler=on_host(by_scheduler),
         )
         return arrivals, group_start.astype(np.int32)
 
@@ -154,17 +159,17 @@ def _shift(state: State, n: int) -> State:
     rows = state.outcomes.next.shape[0]
     none = rows - 1
 
-    def renumber(ids: Any) -> NDArray[np.int32]:
+    def renumber(ids: Any) -> Array:
         ids = np.asarray(ids)
-        return np.where((ids == none) | (ids < n), none, ids - n).astype(np.int32)
+        return on_host(np.where((ids == none) | (ids < n), none, ids - n).astype(np.int32))
 
     o, e = state.outcomes, state.engines
     blank = {"dc_arrival_s": np.inf, "engine": e.clock.shape[0], "next": none, "admit_s": np.inf, "admit_decode": 0, "prefill_step": -1}
     columns = {}
     for name, value in blank.items():
         old = np.asarray(getattr(o, name))
-        columns[name] = np.concatenate([old[n:none], np.full(n + 1, value, old.dtype)])
-    columns["next"] = np.concatenate([renumber(o.next[n:none]), np.full(n + 1, none, np.int32)])
+        columns[name] = on_host(np.concatenate([old[n:none], np.full(n + 1, value, old.dtype)]))
+    columns["next"] = on_host(np.concatenate([renumber(o.next[n:none]), np.full(n + 1, none, np.int32)]))
     return replace(
         state,
         outcomes=type(o)(**columns),
@@ -178,12 +183,12 @@ def _grow(state: State, old: Sizes, new: Sizes) -> State:
     none_old, none_new = old.requests, new.requests
     extra, places = none_new - none_old, new.transit - old.transit
 
-    def renumber(ids: Any) -> NDArray[np.int32]:
-        return np.where(np.asarray(ids) == none_old, none_new, ids).astype(np.int32)
+    def renumber(ids: Any) -> Array:
+        return on_host(np.where(np.asarray(ids) == none_old, none_new, ids).astype(np.int32))
 
-    def longer(column: Any) -> NDArray[Any]:
+    def longer(column: Any) -> Array:
         column = np.asarray(column)
-        return np.concatenate([column, np.repeat(column[-1:], extra)])
+        return on_host(np.concatenate([column, np.repeat(column[-1:], extra)]))
 
     o, e, t = state.outcomes, state.engines, state.transit
     outcomes = type(o)(**{name: longer(getattr(o, name)) for name in o.__dataclass_fields__})
@@ -192,9 +197,9 @@ def _grow(state: State, old: Sizes, new: Sizes) -> State:
         outcomes=replace(outcomes, next=renumber(outcomes.next)),
         engines=replace(e, head=renumber(e.head), builder=renumber(e.builder), tail=renumber(e.tail)),
         transit=type(t)(
-            request=np.concatenate([renumber(t.request), np.full(places, none_new, np.int32)]),
-            dc=np.concatenate([np.asarray(t.dc), np.full(places, e.dc_count.shape[0], np.int32)]),
-            arrival_s=np.concatenate([np.asarray(t.arrival_s), np.full(places, np.inf)]),
+            request=on_host(np.concatenate([renumber(t.request), np.full(places, none_new, np.int32)])),
+            dc=on_host(np.concatenate([np.asarray(t.dc), np.full(places, e.dc_count.shape[0], np.int32)])),
+            arrival_s=on_host(np.concatenate([np.asarray(t.arrival_s), np.full(places, np.inf)])),
         ),
     )
 
@@ -243,14 +248,20 @@ class Simulation:
         times = np.minimum(index, self.horizon_steps - 1) * self.sizes.step_windows * self.window_s
         steps = self._stacked(
             [
-                StepInputs(index=index.astype(np.int32), counted=index < self.horizon_steps, ci=lane.case.ci(times), group_start=group_start)  # type: ignore[arg-type]
+                StepInputs(
+                    index=on_host(index.astype(np.int32)),
+                    counted=on_host(index < self.horizon_steps),
+                    ci=on_host(lane.case.ci(times)),
+                    group_start=on_host(group_start),
+                )
                 for lane, (_, group_start) in zip(self._lanes, taken, strict=True)
             ]
         )
         while True:
             run = run_chunks if self._stack else run_chunk
             state, out = run(self._fleet, self._policy, arrivals, self._stacked(self._states), steps, self.sizes)
-            passes, transit = np.asarray(out.short_of).reshape(-1, 2).any(axis=0)
+            short_of = np.asarray(out.short_of).reshape(-1, 2)
+            passes, transit = bool(short_of[:, 0].any()), bool(short_of[:, 1].any())
             if not (passes or transit):
                 break
             # The chunk ran out of room: nothing of it is kept, and it runs again with more.
@@ -264,8 +275,8 @@ class Simulation:
         state, out = jax.tree.map(np.asarray, (state, out))
         advances = []
         for i, lane in enumerate(self._lanes):
-            mine = jax.tree.map(lambda leaf, i=i: leaf[i], (state, out)) if self._stack else (state, out)
-            self._states[i], advance = lane.let_go(*mine, first)
+            lane_state, lane_out = jax.tree.map(lambda leaf, i=i: leaf[i], (state, out)) if self._stack else (state, out)
+            self._states[i], advance = lane.let_go(lane_state, lane_out, first)
             advances.append(advance)
         self.next_step = first + self.sizes.steps
         return advances

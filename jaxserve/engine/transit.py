@@ -22,7 +22,7 @@ def deliver(
     arrival = arrivals.decision_s[request] + rtt
     outcomes = _route(outcomes, request, dc, arrival, n_dc)
 
-    # One sort by (DC, arrival, id): what is due comes first, DC by DC in the order of its round-robin; then what stays under way; then blanks.
+    # One sort by (DC, arrival, id): first what is due, DC by DC in the order of its round-robin; then what stays under way; then blanks.
     request = jnp.concatenate([transit.request, request])
     dc = jnp.concatenate([transit.dc, dc])
     arrival = jnp.concatenate([transit.arrival_s, arrival])
@@ -71,7 +71,8 @@ def _queue(
     tail = engines.tail.at[engine].get(mode="fill", fill_value=none)
     ahead = jnp.where(first, tail, request[jnp.maximum(place - size, 0)])
     nexts = outcomes.next.at[jnp.where(due & (ahead < none), ahead, none + 1)].set(request, mode="drop")
-    nexts = nexts.at[jnp.where(due, request, none + 1)].set(jnp.where(last, none, request[jnp.minimum(place + size, place.shape[0] - 1)]), mode="drop")
+    behind = jnp.where(last, none, request[jnp.minimum(place + size, place.shape[0] - 1)])
+    nexts = nexts.at[jnp.where(due, request, none + 1)].set(behind, mode="drop")
     outcomes = replace(outcomes, next=nexts, engine=outcomes.engine.at[jnp.where(due, request, none + 1)].set(engine, mode="drop"))
 
     front = jnp.full(n_engines, none, jnp.int32).at[jnp.where(first, engine, n_engines)].set(request, mode="drop")
@@ -86,4 +87,3 @@ def _queue(
         dc_count=(engines.dc_count + bounds[1 : n_dc + 1] - bounds[:n_dc]) % fleet.dc_engines,
     )
     return new, outcomes
-

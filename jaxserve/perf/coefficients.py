@@ -54,9 +54,9 @@ class DecodeTimeCoefficients(_Strict):
 class PrefillEnergyCoefficients(_Strict):
     """Joules of all GPUs of an engine; see `jaxserve.perf.power.PrefillEnergy`."""
 
-    e_pre0: float = Field(0.0, ge=0)
+    e_pre0: float = Field(default=0.0, ge=0)
     e_pre_tok: float = Field(ge=0)
-    e_pre_sq: float = Field(0.0, ge=0)
+    e_pre_sq: float = Field(default=0.0, ge=0)
 
 
 class DecodeEnergyCoefficients(_Strict):
@@ -64,7 +64,7 @@ class DecodeEnergyCoefficients(_Strict):
 
     e_dec0: float = Field(ge=0)
     e_dec_req: float = Field(ge=0)
-    e_dec_kv: float = Field(0.0, ge=0)
+    e_dec_kv: float = Field(default=0.0, ge=0)
 
 
 class PowerCoefficients(_Strict):

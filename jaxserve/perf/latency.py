@@ -2,8 +2,8 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-from jax import Array
-from jax.typing import ArrayLike
+
+from jaxserve.types import Real
 
 
 class PrefillTime(eqx.Module):
@@ -13,14 +13,14 @@ class PrefillTime(eqx.Module):
     Source: step model of arXiv 2610.14571; names as in the coefficients file.
     """
 
-    tok_slope_below: ArrayLike  # s per token up to the knee
-    tok_slope_above: ArrayLike  # s per token above it
-    tok_knee: ArrayLike  # tokens
-    b0: ArrayLike  # s
-    b1: ArrayLike  # s per prompt piece
-    b2: ArrayLike  # s per token^2
+    tok_slope_below: Real  # s per token up to the knee
+    tok_slope_above: Real  # s per token above it
+    tok_knee: Real  # tokens
+    b0: Real  # s
+    b1: Real  # s per prompt piece
+    b2: Real  # s per token^2
 
-    def __call__(self, n_tokens: ArrayLike, n_pieces: ArrayLike, sum_sq: ArrayLike) -> Array:
+    def __call__(self, n_tokens: Real, n_pieces: Real, sum_sq: Real) -> Real:
         """Seconds for `n_tokens` new tokens in `n_pieces` pieces with `sum_sq` = sum((c+n)^2 - c^2)."""
         below = self.tok_slope_below * jnp.minimum(n_tokens, self.tok_knee)
         above = self.tok_slope_above * jnp.maximum(n_tokens - self.tok_knee, 0.0)
@@ -33,14 +33,14 @@ class DecodeTime(eqx.Module):
     t = a0 + a1*B + a2*B^2 with a_j = alpha_j + beta_j * (K/B). Source: step model of arXiv 2610.14571.
     """
 
-    alpha0: ArrayLike  # s
-    alpha1: ArrayLike  # s per request
-    alpha2: ArrayLike  # s per request^2
-    beta0: ArrayLike  # s per token of mean context
-    beta1: ArrayLike  # s per token
-    beta2: ArrayLike  # s per token and request
+    alpha0: Real  # s
+    alpha1: Real  # s per request
+    alpha2: Real  # s per request^2
+    beta0: Real  # s per token of mean context
+    beta1: Real  # s per token
+    beta2: Real  # s per token and request
 
-    def __call__(self, batch: ArrayLike, cached_tokens: ArrayLike) -> Array:
+    def __call__(self, batch: Real, cached_tokens: Real) -> Real:
         """Seconds for a batch of `batch` requests with `cached_tokens` = K; `batch` >= 1, whole or a mean."""
         context = cached_tokens / jnp.maximum(batch, 1.0)
         a0 = self.alpha0 + self.beta0 * context
@@ -57,18 +57,20 @@ class TwoPieceDecodeTime(eqx.Module):
     (B near 8 for top-2 of 8), and slowly after. With alpha1_below = alpha1 it is `DecodeTime`. Our definition: the study has no such form.
     """
 
-    alpha0: ArrayLike  # s
-    alpha1_below: ArrayLike  # s per request up to the knee
-    alpha1: ArrayLike  # s per request above it
-    batch_knee: ArrayLike  # requests
-    alpha2: ArrayLike  # s per request^2
-    beta0: ArrayLike  # s per token of mean context
-    beta1: ArrayLike  # s per token
-    beta2: ArrayLike  # s per token and request
+    alpha0: Real  # s
+    alpha1_below: Real  # s per request up to the knee
+    alpha1: Real  # s per request above it
+    batch_knee: Real  # requests
+    alpha2: Real  # s per request^2
+    beta0: Real  # s per token of mean context
+    beta1: Real  # s per token
+    beta2: Real  # s per token and request
 
-    def __call__(self, batch: ArrayLike, cached_tokens: ArrayLike) -> Array:
+    def __call__(self, batch: Real, cached_tokens: Real) -> Real:
         """Seconds for a batch of `batch` requests with `cached_tokens` = K; `batch` >= 1, whole or a mean."""
         context = cached_tokens / jnp.maximum(batch, 1.0)
         below = self.alpha1_below * jnp.minimum(batch, self.batch_knee)
         above = self.alpha1 * jnp.maximum(batch - self.batch_knee, 0.0)
-        return self.alpha0 + below + above + batch * batch * self.alpha2 + context * (self.beta0 + batch * (self.beta1 + batch * self.beta2))
+        return (
+            self.alpha0 + below + above + batch * batch * self.alpha2 + context * (self.beta0 + batch * (self.beta1 + batch * self.beta2))
+        )

@@ -13,7 +13,7 @@ from jaxserve.policies.simple import LeastLoaded, RoundRobin
 
 class _Parameters(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-    label: str | None = Field(None, min_length=1, pattern=r"^[^/\\\x00-\x1f]+$")
+    label: str | None = Field(default=None, min_length=1, pattern=r"^[^/\\\x00-\x1f]+$")
     """Name in tables and folders; made from kind and parameters when not given."""
 
 
@@ -33,7 +33,7 @@ class GreedyParameters(_Parameters):
     """Latency against carbon intensity, weighted by alpha, over the DCs that keep the SLO."""
 
     kind: Literal["greedy"]
-    alpha: float = Field(0.5, ge=0, le=1)
+    alpha: float = Field(default=0.5, ge=0, le=1)
     """1 looks at latency alone, 0 at carbon alone."""
     latency: Latency = "e2e"
     signal: Signal = "ci"

@@ -1,7 +1,7 @@
 """From a scenario to what the engine takes: the fleet, the requests with their decision times, and the grid."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from jaxserve.perf.coefficients import Coefficients
 from jaxserve.scenario.grid import GridSeries, load_grid
 from jaxserve.scenario.spec import AffineLatency, FixedLatency, Scenario
 from jaxserve.scenario.workload import Requests, generate_requests
+from jaxserve.types import on_host
 from jaxserve.units import MS_PER_S
 
 LONGEST_STEP_S = 1.0
@@ -59,7 +60,9 @@ class Compiled:
         coefficients = self.scenario.engine.coefficients
         assert isinstance(coefficients, Coefficients)
         passes = _round_up(1.15 * step_s / coefficients.decode_time.alpha0 + 8, 8)
-        steps = max(8, min(int(CHUNK_BYTES // (passes * self.fleet.n_engines * 8)), MAX_CHUNK_STEPS, _round_up(horizon_steps * 1.05 + 4, 8)))
+        steps = max(
+            8, min(int(CHUNK_BYTES // (passes * self.fleet.n_engines * 8)), MAX_CHUNK_STEPS, _round_up(horizon_steps * 1.05 + 4, 8))
+        )
         rate = len(arrival) / self.scenario.horizon_s
         longest_rtt = float(np.max(self.fleet.rtt_s, initial=0.0))
         return Sizes(
@@ -93,13 +96,15 @@ def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:
         scheduler_weights=[s.weight for s in scenario.schedulers],
         base_dir=base_dir,
     )
+    # Nothing that fits an engine needs more than 32 bits, and a day of requests should stay small.
+    requests = replace(requests, isl=requests.isl.astype(np.int32), osl=requests.osl.astype(np.int32))
     zones = list(dict.fromkeys(site.zone for site in scenario.sites))
     grid = load_grid(scenario.grid, zones=zones, start=scenario.start_time, duration_s=scenario.horizon_s, base_dir=base_dir)
     accepted = _acceptable(scenario, fleet, requests)
     coefficients = scenario.engine.coefficients
     assert isinstance(coefficients, Coefficients)
-    arrival = requests.arrival_s[accepted]
-    scheduler = requests.scheduler[accepted]
+    taken = accepted if len(accepted) < len(requests.arrival_s) else slice(None)  # a slice copies nothing
+    arrival, scheduler = requests.arrival_s[taken], requests.scheduler[taken]
     return Compiled(
         scenario=scenario,
         fleet=fleet,
@@ -108,15 +113,15 @@ def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:
         engine_requests=EngineRequests(
             arrival_s=arrival,
             decision_s=decision_times(scenario, arrival, scheduler),
-            isl=requests.isl[accepted],
-            osl=requests.osl[accepted],
+            isl=requests.isl[taken],
+            osl=requests.osl[taken],
             scheduler=scheduler,
         ),
         grid=grid,
         site_zone=np.array([grid.zones.index(site.zone) for site in scenario.sites]),
         horizon_windows=scenario.windows(scenario.horizon_s),
         ledger_windows=scenario.windows(scenario.ledger_s),
-        notes=(*requests.notes, *grid.notes, *coefficients.caveats),
+        notes=(*requests.notes, f"grid: {grid.signal} carbon intensity ({grid.basis}), {grid.source}", *grid.notes, *coefficients.caveats),
     )
 
 
@@ -128,14 +133,15 @@ def build_fleet(scenario: Scenario) -> Fleet:
     capacity = engine.kv_tokens(tp)
     if capacity < 2:
         raise InputError(
-            f"engine: {tp} GPU(s) of {engine.gpu_memory_gib:g} GiB at utilisation {engine.gpu_memory_utilization:g} leave no room for a KV cache "
-            f"beside {engine.weights_gib:g} GiB of weights; raise gpu_memory_gib or the tensor parallel size of the coefficients"
+            f"engine: {tp} GPU(s) of {engine.gpu_memory_gib:g} GiB at utilisation {engine.gpu_memory_utilization:g} "
+            f"leave no room for a KV cache beside {engine.weights_gib:g} GiB of weights; "
+            "raise gpu_memory_gib or the tensor parallel size of the coefficients"
         )
     shortest = coefficients.shortest_decode_s(engine.max_num_seqs, capacity // engine.max_num_seqs + 1)
     if shortest <= 0:
         raise InputError(
-            f"engine.coefficients: decode steps would last {shortest:.3g} s within max_num_seqs = {engine.max_num_seqs} and the KV capacity; "
-            "the fit does not reach that far, lower max_num_seqs or use other coefficients"
+            f"engine.coefficients: decode steps would last {shortest:.3g} s within max_num_seqs = {engine.max_num_seqs} "
+            "and the KV capacity; the fit does not reach that far, lower max_num_seqs or use other coefficients"
         )
     engines = np.array([site.nodes * _engines_per_node(i, site.gpus_per_node, tp) for i, site in enumerate(scenario.sites)])
     first = np.concatenate([[0], np.cumsum(engines)[:-1]])
@@ -150,24 +156,24 @@ def build_fleet(scenario: Scenario) -> Fleet:
         decode_time=coefficients.decode_time_model(),
         prefill_energy=coefficients.prefill_energy_model(),
         decode_energy=coefficients.decode_energy_model(),
-        max_num_seqs=as_int(engine.max_num_seqs),  # type: ignore[arg-type]
-        token_budget=as_float(engine.max_num_batched_tokens),  # type: ignore[arg-type]
-        kv_capacity=as_float(capacity),  # type: ignore[arg-type]
-        dc_members=np.where(np.arange(engines.max()) < engines[:, None], members, engines.sum()).astype(as_int),  # type: ignore[arg-type]
-        dc_first_engine=first.astype(as_int),  # type: ignore[arg-type]
-        dc_engines=engines.astype(as_int),  # type: ignore[arg-type]
-        pue=np.array([site.pue for site in scenario.sites]),  # type: ignore[arg-type]
-        rtt_s=_rtt(scenario),  # type: ignore[arg-type]
-        first_dc=np.array([min(index[name] for name in s.sites) for s in scenario.schedulers], as_int),  # type: ignore[arg-type]
-        slo_ttft_s=as_float(scenario.slo.ttft_s),  # type: ignore[arg-type]
-        slo_tpot_s=as_float(scenario.slo.tpot_s),  # type: ignore[arg-type]
-        batch_capacity=as_float(scenario.dispatch.batch_capacity),  # type: ignore[arg-type]
-        window_s=as_float(scenario.dispatch.window_s),  # type: ignore[arg-type]
-        poll_windows=as_int(poll_windows),  # type: ignore[arg-type]
-        poll_offset=offset.astype(as_int),  # type: ignore[arg-type]
-        prefill_first=np.bool_(engine.batching == "prefill_first"),  # type: ignore[arg-type]
-        ledger_kept=np.bool_(scenario.dispatch.ledger != "off"),  # type: ignore[arg-type]
-        ledger_in_flight=np.bool_(scenario.dispatch.ledger == "in-flight"),  # type: ignore[arg-type]
+        max_num_seqs=on_host(as_int(engine.max_num_seqs)),
+        token_budget=on_host(as_float(engine.max_num_batched_tokens)),
+        kv_capacity=on_host(as_float(capacity)),
+        dc_members=on_host(np.where(np.arange(engines.max()) < engines[:, None], members, engines.sum()).astype(as_int)),
+        dc_first_engine=on_host(first.astype(as_int)),
+        dc_engines=on_host(engines.astype(as_int)),
+        pue=on_host(np.array([site.pue for site in scenario.sites])),
+        rtt_s=on_host(_rtt(scenario)),
+        first_dc=on_host(np.array([min(index[name] for name in s.sites) for s in scenario.schedulers], as_int)),
+        slo_ttft_s=on_host(as_float(scenario.slo.ttft_s)),
+        slo_tpot_s=on_host(as_float(scenario.slo.tpot_s)),
+        batch_capacity=on_host(as_float(scenario.dispatch.batch_capacity)),
+        window_s=on_host(as_float(scenario.dispatch.window_s)),
+        poll_windows=on_host(as_int(poll_windows)),
+        poll_offset=on_host(offset.astype(as_int)),
+        prefill_first=on_host(np.bool_(engine.batching == "prefill_first")),
+        ledger_kept=on_host(np.bool_(scenario.dispatch.ledger != "off")),
+        ledger_in_flight=on_host(np.bool_(scenario.dispatch.ledger == "in-flight")),
         n_engines=int(engines.sum()),
     )
 
@@ -185,7 +191,9 @@ def _rtt(scenario: Scenario) -> NDArray[np.float64]:
     for a, row in table.items():
         for b in (a, *row):
             if b not in known:
-                raise InputError(f"network.rtt_ms.{a}: no site or scheduler is in region {b!r}; known regions are {', '.join(sorted(known))}")
+                raise InputError(
+                    f"network.rtt_ms.{a}: no site or scheduler is in region {b!r}; known regions are {', '.join(sorted(known))}"
+                )
             back = table.get(b, {}).get(a)
             if b in row and back is not None and back != row[b]:
                 raise InputError(f"network.rtt_ms: {a} to {b} is {row[b]:g} ms but {b} to {a} is {back:g} ms; a round trip has one time")
@@ -197,7 +205,9 @@ def _rtt(scenario: Scenario) -> NDArray[np.float64]:
             a, b = scheduler.region, site.region
             value = table.get(a, {}).get(b, table.get(b, {}).get(a, 0.0 if a == b else None))
             if value is None:
-                raise InputError(f"network.rtt_ms: no round-trip time between {a!r} (scheduler {scheduler.name}) and {b!r} (site {site.name})")
+                raise InputError(
+                    f"network.rtt_ms: no round-trip time between {a!r} (scheduler {scheduler.name}) and {b!r} (site {site.name})"
+                )
             rtt[g, d] = value / MS_PER_S
     return rtt
 
@@ -208,13 +218,13 @@ def _acceptable(scenario: Scenario, fleet: Fleet, requests: Requests) -> NDArray
     if scenario.engine.max_model_len is not None:
         limits.append((scenario.engine.max_model_len, "engine.max_model_len"))
     limit, what = min(limits)
-    total = requests.isl + requests.osl
+    total = requests.isl.astype(np.int64) + requests.osl
     too_long = np.flatnonzero(total > limit)
     if len(too_long) and scenario.engine.oversize == "error":
         r = int(too_long[0])
         raise InputError(
-            f"workload: request {r} (arrival {requests.arrival_s[r]:g} s, ISL {requests.isl[r]}, OSL {requests.osl[r]}) needs {total[r]} tokens, "
-            f"more than the {limit} of {what}, and so do {len(too_long) - 1} others; nothing is truncated: "
+            f"workload: request {r} (arrival {requests.arrival_s[r]:g} s, ISL {requests.isl[r]}, OSL {requests.osl[r]}) "
+            f"needs {total[r]} tokens, more than the {limit} of {what}, and so do {len(too_long) - 1} others; nothing is truncated: "
             'set engine.oversize = "reject" to count them as rejected'
         )
     return np.flatnonzero(total <= limit)

@@ -41,18 +41,18 @@ class Engine(_Strict):
     coefficients: str | Coefficients
     """A shipped set by name, a file (relative to the scenario), or the table itself."""
     batching: Literal["study", "prefill_first"] = "prefill_first"
-    max_num_seqs: int = Field(256, ge=1)
-    max_num_batched_tokens: int = Field(8192, ge=1)
+    max_num_seqs: int = Field(default=256, ge=1)
+    max_num_batched_tokens: int = Field(default=8192, ge=1)
     """Token budget of one prefill step."""
-    max_model_len: int | None = Field(None, ge=2)
+    max_model_len: int | None = Field(default=None, ge=2)
     """Most tokens of a request, prompt and output together; nothing is ever truncated to it."""
-    kv_capacity_tokens: int | None = Field(None, ge=2)
+    kv_capacity_tokens: int | None = Field(default=None, ge=2)
     """Tokens that fit beside the weights; or the four below, from which it follows."""
-    gpu_memory_gib: float | None = Field(None, gt=0, allow_inf_nan=False)
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    weights_gib: float | None = Field(None, gt=0, allow_inf_nan=False)
+    gpu_memory_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    weights_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Of the whole model, over all GPUs of the engine."""
-    kv_bytes_per_token: float | None = Field(None, gt=0, allow_inf_nan=False)
+    kv_bytes_per_token: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Of the whole model: 2 * layers * kv_heads * head_dim * bytes."""
     oversize: Literal["error", "reject"] = "error"
     """What becomes of a request that can never fit: refused with the scenario, or counted as rejected and as an SLO violation."""
@@ -93,7 +93,7 @@ class Scheduler(_Strict):
     region: Name
     sites: list[Name] = Field(min_length=1)
     """Its own DCs: reached without a round trip."""
-    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Its share of the requests where the workload is split by weight."""
 
 
@@ -101,7 +101,7 @@ class Dispatch(_Strict):
     """What all schedulers have in common."""
 
     window_s: Seconds = 0.1
-    batch_capacity: int = Field(40, ge=1)
+    batch_capacity: int = Field(default=40, ge=1)
     """Requests that schedulers believe an engine takes at once."""
     ledger: Literal["off", "reset", "in-flight"] = "in-flight"
     """What a scheduler remembers of its own dispatches between polls."""
@@ -140,7 +140,7 @@ class Scenario(_Strict):
 
     name: Name
     description: str = ""
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     start_time: datetime
     """When the run begins, for the grid; UTC, or with an offset."""
     horizon_s: Seconds
@@ -183,7 +183,9 @@ class Scenario(_Strict):
         for field, seconds in (("ledger_s", self.ledger_s), ("provisioner.poll_s", self.provisioner.poll_s), ("horizon_s", self.horizon_s)):
             ratio = seconds / self.dispatch.window_s
             if round(ratio) < 1 or abs(ratio - round(ratio)) > WINDOW_TOLERANCE * ratio:
-                raise ValueError(f"{field}: {seconds:g} s is not a whole number of windows of dispatch.window_s = {self.dispatch.window_s:g} s")
+                raise ValueError(
+                    f"{field}: {seconds:g} s is not a whole number of windows of dispatch.window_s = {self.dispatch.window_s:g} s"
+                )
         return self
 
     def windows(self, seconds: float) -> int:

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.optimize import least_squares
+
 from calibration_fit.measurements import Measurements, Source, from_table
 from jaxserve.perf.latency import DecodeTime, PrefillTime
-from scipy.optimize import least_squares
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "calibration"
 
@@ -47,7 +48,7 @@ def decode_design(m: Measurements, knee: float | None = None) -> np.ndarray:
 
 
 def scipy_solution(design: np.ndarray, measured: np.ndarray, lower: np.ndarray, delta: float) -> tuple[np.ndarray, float]:
-    """Robust (soft_l1, f_scale = delta) relative least squares by scipy: coefficients [C] and mean loss. Linear, so the optimum is global."""
+    """Robust (soft_l1, f_scale = delta) relative least squares by scipy: coefficients [C] and mean loss. Linear, so globally optimal."""
     a = design / measured[:, None]
     scale = np.abs(a).mean(axis=0)
     a = a / scale

@@ -4,14 +4,14 @@ import time
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize_scalar
+
 from calibration_fit.fit import fit, fit_all, knee_pieces
 from calibration_fit.forms import DECODE_TIME, PREFILL_TIME, TWO_PIECE_DECODE_TIME, Form
 from calibration_fit.losses import ROBUST_DELTA, pseudo_huber
 from calibration_fit.measurements import Measurements
 from calibration_fit.published import composed_a100
 from calibration_fit.rows import make_rows
-from scipy.optimize import minimize_scalar
-
 from tests.calibration.helpers import DATA, DECODE, PREFILL, decode_design, needs_data, prefill_design, scipy_solution, synthetic
 
 OBJECTIVE_TOLERANCE = 1e-3

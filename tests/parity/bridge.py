@@ -1,18 +1,21 @@
 """Runs the vectorised engine on a scenario of the oracle, so that both can be compared request by request."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jaxserve.engine.control import AbstractPolicy
 from jaxserve.engine.model import Fleet, Sizes
-from jaxserve.engine.simulate import Advance, Case, Requests, Simulation, first_requests
+from jaxserve.engine.simulate import Advance, Case, Requests, Simulation
 from jaxserve.perf.latency import DecodeTime, PrefillTime
 from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
 from jaxserve.policies.greedy import Greedy
 from jaxserve.policies.simple import LeastLoaded, RoundRobin
 from tests.oracle.model import OracleScenario
+
+MOST_REQUESTS = 320  # of a random scenario, rounded up
+CHUNK_WINDOWS = 64  # about a horizon: most scenarios end in the second chunk
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,11 @@ def policy_of(s: OracleScenario) -> AbstractPolicy:
     return {"round_robin": RoundRobin, "least_loaded": LeastLoaded}[s.policy[0]]()
 
 
+def _floats(coefficients: dict[str, float]) -> dict[str, float]:
+    """Whole numbers as floats too: their type is part of what is compiled."""
+    return {name: float(value) for name, value in coefficients.items()}
+
+
 def fleet_of(s: OracleScenario) -> Fleet:
     """The oracle's DCs and engines as the engine's arrays."""
     engines = np.array(s.nodes) * np.array(s.engines_per_node)
@@ -51,10 +59,10 @@ def fleet_of(s: OracleScenario) -> Fleet:
     members = np.arange(engines.max())
     offset = [d * s.poll_windows // len(s.nodes) if s.poll_mode == "async" else 0 for d in range(len(s.nodes))]
     return Fleet(
-        prefill_time=PrefillTime(**s.t_pre),
-        decode_time=DecodeTime(**s.t_dec),
-        prefill_energy=PrefillEnergy(**s.e_pre),
-        decode_energy=DecodeEnergy(**s.e_dec),
+        prefill_time=PrefillTime(**_floats(s.t_pre)),
+        decode_time=DecodeTime(**_floats(s.t_dec)),
+        prefill_energy=PrefillEnergy(**_floats(s.e_pre)),
+        decode_energy=DecodeEnergy(**_floats(s.e_dec)),
         max_num_seqs=np.int32(s.max_num_seqs),
         token_budget=float(s.max_num_batched_tokens),
         kv_capacity=float(s.kv_capacity_tokens),
@@ -101,35 +109,53 @@ def step_windows_of(s: OracleScenario, observes: bool) -> int:
     return math.gcd(s.ledger_windows, s.horizon_windows, *([s.poll_windows, *offsets] if observes else []))
 
 
-def sizes_of(s: OracleScenario, case: Case, step_windows: int, *, steps: int = 64, requests: int = 512, passes: int = 64) -> Sizes:
-    """Generous fixed shapes, so that scenarios of one shape class compile once."""
-    n_steps = s.horizon_windows // step_windows
-    busiest = int(np.diff(first_requests(case.requests.arrival_s, s.window_s, step_windows, n_steps)).max())
-    return Sizes(
-        slots=s.max_num_seqs,
-        requests=requests,
-        step_requests=-(-busiest // 320) * 320,
-        transit=512,
-        passes=passes,
-        steps=steps,
-        step_windows=step_windows,
-    )
+def sizes_of(s: OracleScenario, step_windows: int, **changes: int) -> Sizes:
+    """Shapes with room for any random scenario, so that scenarios of one kind compile once."""
+    usual = {
+        "slots": s.max_num_seqs,
+        "requests": MOST_REQUESTS,
+        "step_requests": MOST_REQUESTS,
+        "transit": MOST_REQUESTS,
+        "passes": 96 if step_windows == 1 else min(128 * step_windows, 1536),
+        "steps": -(-CHUNK_WINDOWS // step_windows),
+        "step_windows": step_windows,
+    }
+    return Sizes(**usual | changes)
+
+
+def simulation_of(scenarios: list[OracleScenario], policies: list[AbstractPolicy], sizes: Sizes) -> Simulation:
+    """The scenarios, which share shapes, window and horizon, as the lanes of one simulation."""
+    s = scenarios[0]
+    cases = [replace(case_of(s), policy=policy) for s, policy in zip(scenarios, policies, strict=True)]
+    return Simulation(cases, window_s=s.window_s, horizon_steps=s.horizon_windows // sizes.step_windows, sizes=sizes)
+
+
+def run_lanes(scenarios: list[OracleScenario], policies: list[AbstractPolicy], sizes: Sizes) -> list[EngineResult]:
+    """Run scenarios side by side until the last request of the last of them has finished."""
+    return finish(scenarios, simulation_of(scenarios, policies, sizes), [])
+
+
+def finish(scenarios: list[OracleScenario], simulation: Simulation, advances: list[list[Advance]]) -> list[EngineResult]:
+    """Run a simulation to its end; `advances` are the chunks that it has made already."""
+    while not simulation.done:
+        advances.append(simulation.advance())
+    step = simulation.sizes.step_windows
+    return [collect(s, [chunk[i] for chunk in advances], simulation.engine_s(i), step) for i, s in enumerate(scenarios)]
 
 
 def run_engine(s: OracleScenario, *, step_windows: int | None = None, **sizes: int) -> EngineResult:
-    """Run the engine on the oracle's scenario to the end of its last request."""
-    case = case_of(s)
-    step = step_windows or step_windows_of(s, case.policy.observes)
-    simulation = Simulation([case], window_s=s.window_s, horizon_steps=s.horizon_windows // step, sizes=sizes_of(s, case, step, **sizes))
-    advances = []
-    while not simulation.done:
-        advances += simulation.advance()
-    return collect(s, advances, simulation.engine_s(), step)
+    """Run one scenario by itself, in the longest steps that it allows unless others are given."""
+    policy = policy_of(s)
+    step = step_windows or step_windows_of(s, policy.observes)
+    return run_lanes([s], [policy], sizes_of(s, step, **sizes))[0]
 
 
 def collect(s: OracleScenario, advances: list[Advance], engine_s: np.ndarray, step_windows: int) -> EngineResult:
-    """Put the chunks of one run together."""
+    """Put the chunks of one run together, whose requests must follow one another without gap or overlap."""
     finished = [advance.finished for advance in advances]
+    sent_off = np.cumsum([0, *(len(f.finish_s) for f in finished)])
+    assert [f.first for f in finished] == sent_off[:-1].tolist()
+    assert sent_off[-1] == len(s.arrival_s)
 
     def requests(name: str) -> np.ndarray:
         return np.concatenate([getattr(f, name) for f in finished])

@@ -1,0 +1,137 @@
+"""The command, the file it writes, the report, and the physical checks."""
+
+import tomllib
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from calibration_fit.checks import check_fit, rows_below_floor
+from calibration_fit.cli import app
+from calibration_fit.fit import fit
+from calibration_fit.forms import DECODE_TIME, PREFILL_TIME
+from calibration_fit.hardware import floor_s
+from calibration_fit.output import Borrowed, coefficients_table
+from calibration_fit.pipeline import fit_setups
+from calibration_fit.published import composed_a100
+from calibration_fit.rows import make_rows
+from jaxserve.perf.coefficients import parse_coefficients
+from tests.calibration.helpers import DATA, needs_data, synthetic
+
+BASE = """
+[prefill_energy]
+e_pre_tok = 0.025
+[decode_energy]
+e_dec0 = 3.2
+e_dec_req = 0.09
+"""
+
+
+def steps_csv(path: Path, **changes: object) -> Path:
+    """Both synthetic step tables in one CSV."""
+    frames = []
+    for m in (synthetic("prefill", 0.02), synthetic("decode", 0.02)):
+        frame = pd.DataFrame({"model": "m", "tp": 1, "gpu": "A100", "phase": m.phase, "batch": m.batch, "time_s": m.time_s})
+        frames.append(frame.assign(**({"seq_len": m.length} if m.phase == "prefill" else {"mean_ctx": m.length})))
+    pd.concat(frames).assign(**changes).to_csv(path, index=False)
+    return path
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_command_writes_a_coefficients_file_and_a_report(tmp_path: Path):
+    base = tmp_path / "base.toml"
+    base.write_text(BASE)
+    out, report = tmp_path / "c.toml", tmp_path / "report"
+    result = run(steps_csv(tmp_path / "s.csv"), "--out", out, "--report", report, "--base", base, "--samples", 20, "--form", "study")
+    assert result.exit_code == 0, result.output
+    assert "prefill_time (study): 47 rows" in result.output
+    table = tomllib.loads(out.read_text())
+    assert table["setup"] == {"model": "m", "tp": 1, "gpu": "A100"}
+    assert table["valid_range"]["decode_time"]["batch"] == [1.0, 128.0]
+    assert table["fit"]["decode_time"]["mape_held_out_percent"] < 2.5
+    low, high = table["fit"]["decode_time"]["interval"]["alpha0"]
+    assert low < table["decode_time"]["alpha0"] < high
+    assert len(table["fit"]["files"][0]["sha256"]) == 64
+    assert [s["table"] for s in table["source"] if s.get("extrapolated")] == ["prefill_energy", "decode_energy", "power"]
+    known = parse_coefficients({k: v for k, v in table.items() if k not in ("fit", "valid_range")}, str(out))
+    assert float(known.decode_time_model()(8.0, 800.0)) > 0
+    page = (report / "report.md").read_text()
+    for word in ("| m TP1 A100 | decode_time | study |", "Valid range", "by region"):
+        assert word in page
+    assert len(list(report.glob("*.png"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "nothing measured gives prefill_energy"),
+        (["--gpu", "H100"], "no row of H100; it holds m TP1 A100"),
+        (["--where", "gpu"], "must be COLUMN=VALUE"),
+        (["--where", "colour=red"], "no such column"),
+        (["--form", "cubic"], "none of auto, study, two_piece"),
+        (["--base", "/nowhere.toml"], "not a readable coefficients file"),
+    ],
+)
+def test_a_refused_command_writes_nothing(tmp_path: Path, arguments: list[str], words: str):
+    out = tmp_path / "c.toml"
+    form = [] if "--form" in arguments else ["--form", "study"]
+    result = run(steps_csv(tmp_path / "s.csv"), "--out", out, "--samples", 20, *form, *arguments)
+    assert result.exit_code == 2
+    assert words in result.output
+    assert "Traceback" not in result.output
+    assert list(tmp_path.iterdir()) == [tmp_path / "s.csv"]
+
+
+def test_measured_energy_needs_no_base(tmp_path: Path):
+    data = [synthetic("prefill", 0.02), synthetic("decode", 0.02)]
+    for m, watts in zip(data, (390.0, 250.0), strict=True):
+        m.energy_j[:] = watts * m.time_s * (1 + 0.02 * np.cos(np.arange(len(m))))
+    found = fit_setups([data], decode_form="study", samples=20)[0]
+    table = coefficients_table(found, power=Borrowed({"idle_w_per_gpu": 60.0, "host_w": 300.0}, "x", False), today=date(2026, 1, 2))
+    assert table["fit"]["date"] == "2026-01-02"
+    assert table["prefill_energy"]["e_pre_tok"] == pytest.approx(390 * 57e-6, rel=0.1)
+    assert not any(s.get("extrapolated") for s in table["source"])
+
+
+def test_a_row_faster_than_physics_is_named():
+    m = synthetic("decode", 0.01, model="Llama-3.1-8B")
+    assert rows_below_floor(make_rows([m], DECODE_TIME), "decode_time") == []
+    m.time_s[3] = 5e-3
+    (sentence,) = rows_below_floor(make_rows([m], DECODE_TIME), "decode_time")
+    assert sentence.startswith("synthetic.csv: row 5: 0.005 s is below the physical floor of 0.007")
+
+
+def test_the_floor_is_weights_over_bandwidth_or_flops_over_peak():
+    one = {"batch": np.array([1.0]), "sum_sq": np.array([0.0]), "cached_tokens": np.array([0.0])}
+    low = floor_s("Llama-3.1-8B", "A100", 1, new_tokens=np.array([1.0]), **one)
+    assert low is not None
+    assert low[0] == pytest.approx(2 * 7.5e9 / 2.039e12)
+    high = floor_s("Llama-3.1-8B", "A100", 1, new_tokens=np.array([8192.0]), **one)
+    assert high is not None
+    assert high[0] == pytest.approx(2 * 6.975e9 * 8192 / 312e12, rel=1e-3)
+    assert floor_s("unknown", "A100", 1, new_tokens=np.array([1.0]), **one) is None
+
+
+def test_a_falling_fit_is_named():
+    m = synthetic("decode", 0.0)
+    m.time_s[:] = 0.02 - 5e-5 * m.batch
+    sentences = check_fit(fit([m], DECODE_TIME))
+    assert any("falls along batch" in s for s in sentences)
+
+
+def test_a_sound_fit_raises_no_warning():
+    assert check_fit(fit([synthetic("prefill", 0.01)], PREFILL_TIME)) == []
+    assert check_fit(fit([synthetic("decode", 0.01)], DECODE_TIME)) == []
+
+
+@needs_data
+def test_composed_rows_and_fits_respect_physics():
+    for m in composed_a100(DATA):
+        form = PREFILL_TIME if m.phase == "prefill" else DECODE_TIME
+        assert rows_below_floor(make_rows([m], form), form.table) == []

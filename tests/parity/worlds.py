@@ -1,0 +1,99 @@
+"""The random scenarios of the parity tests, run as few compiled calls: lanes of one kind of world and one kind of policy side by side."""
+
+import math
+from collections import defaultdict
+from functools import cache
+
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+import jax.numpy as jnp
+from jaxserve.engine.control import AbstractPolicy, AbstractRequestPolicy, View
+from jaxserve.policies.greedy import Greedy
+from jaxserve.policies.simple import LeastLoaded
+from tests.oracle.model import OracleResult, OracleScenario
+from tests.oracle.random_scenarios import KINDS, random_scenario
+from tests.oracle.simulator import simulate
+from tests.parity.bridge import EngineResult, policy_of, run_lanes, sizes_of, step_windows_of
+
+SEEDS = range(210)
+LANES = 6  # of one call, whatever the number of scenarios left, because their number is a shape
+
+
+class ByRequest(AbstractRequestPolicy):
+    """`Greedy` or `LeastLoaded` by a flag, which halves the programs to compile; both are called, neither is rewritten."""
+
+    greedy: Greedy
+    least_loaded: ArrayLike  # [] bool
+
+    def init(self) -> Array:
+        """The memory of `Greedy`; `LeastLoaded` has none."""
+        return self.greedy.init()
+
+    def choose(self, view: View, isl: Array, osl: Array, memory: Array) -> tuple[Array, Array]:
+        """The choice of the policy that the flag names."""
+        place, after = self.greedy.choose(view, isl, osl, memory)
+        least, _ = LeastLoaded().choose(view, isl, osl, ())
+        return jnp.where(self.least_loaded, least, place), after
+
+
+world = cache(random_scenario)
+
+
+@cache
+def reference(seed: int) -> OracleResult:
+    """What the event-driven reference says of a world."""
+    return simulate(world(seed))
+
+
+def lane_policy(s: OracleScenario) -> AbstractPolicy:
+    """The scenario's policy in a form that shares a compiled call with others."""
+    policy = policy_of(s)
+    if isinstance(policy, AbstractRequestPolicy):
+        greedy = policy if isinstance(policy, Greedy) else Greedy.of()
+        return ByRequest(greedy, np.bool_(isinstance(policy, LeastLoaded)))
+    return policy
+
+
+def groups() -> dict[tuple[int, bool], list[int]]:
+    """Seeds by what must be compiled apart: kind of world, and whether the policy looks at snapshots."""
+    found = defaultdict(list)
+    for seed in SEEDS:
+        found[seed % len(KINDS), policy_of(world(seed)).observes].append(seed)
+    return dict(sorted(found.items()))
+
+
+def batches(seeds: list[int]) -> list[list[int]]:
+    """Lanes of one window length each. Those that take long to drain go together, for all lanes run until the last has finished."""
+    by_window = defaultdict(list)
+    for seed in sorted(seeds, key=lambda seed: max(reference(seed).finish_s)):
+        by_window[world(seed).window_s].append(seed)
+    return [mine[i : i + LANES] for mine in by_window.values() for i in range(0, len(mine), LANES)]
+
+
+def run_batch(scenarios: list[OracleScenario], step_windows: int) -> list[EngineResult]:
+    """Run up to `LANES` scenarios of one group and one window length; repeats of the last fill the lanes left over."""
+    lanes = scenarios + [scenarios[-1]] * (LANES - len(scenarios))
+    return run_lanes(lanes, [lane_policy(s) for s in lanes], sizes_of(lanes[0], step_windows))[: len(scenarios)]
+
+
+def group_step_windows(seeds: list[int]) -> int:
+    """The longest step that all worlds of a group allow."""
+    return math.gcd(*(step_windows_of(world(seed), policy_of(world(seed)).observes) for seed in seeds))
+
+
+@cache
+def group_results(kind: int, observes: bool) -> dict[int, EngineResult]:
+    """What the engine makes of the worlds of a group, by seed."""
+    seeds = groups()[kind, observes]
+    step_windows = group_step_windows(seeds)
+    results: dict[int, EngineResult] = {}
+    for batch in batches(seeds):
+        results |= zip(batch, run_batch([world(seed) for seed in batch], step_windows), strict=True)
+    return results
+
+
+def result(seed: int) -> EngineResult:
+    """What the engine makes of a world, as one lane among others."""
+    return group_results(seed % len(KINDS), policy_of(world(seed)).observes)[seed]
