@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from calibration_fit.fit import FitResult
-from calibration_fit.hardware import floor_s
+from calibration_fit.hardware import GPUS, floor_s
 from calibration_fit.rows import Rows
 
 GRID = 25
@@ -68,6 +68,24 @@ def check_fit(result: FitResult) -> list[str]:
         if line and len(next(iter(line.values()))):
             out += _check_line(result, along, line)
     return out
+
+
+def check_power(gpu: str, tp: int, time: FitResult, energy: FitResult) -> list[str]:
+    """Whether step energy over step time asks more of a GPU than its board power, over the decode range both were fitted on."""
+    limits = [valid_range(r.rows, "decode_time") for r in (time, energy)]
+    low, high = (max(x["batch"][0] for x in limits), min(x["batch"][1] for x in limits))
+    shortest, longest = (max(x["mean_ctx"][0] for x in limits), min(x["mean_ctx"][1] for x in limits))
+    if gpu not in GPUS or low >= high or shortest > longest:
+        return []
+    batch, context = np.meshgrid(np.linspace(low, high, GRID), np.linspace(shortest, longest, GRID))
+    power = np.asarray(energy.module(batch, batch * context)) / np.asarray(time.module(batch, batch * context)) / tp
+    worst = np.unravel_index(np.argmax(power), power.shape)
+    if power[worst] <= GPUS[gpu].power_w:
+        return []
+    return [
+        f"decode power: energy over time is {power[worst]:.0f} W a GPU at B = {batch[worst]:.0f}, context {context[worst]:.0f}, above the "
+        f"{GPUS[gpu].power_w:.0f} W of the board: the two were not measured together, or a form does not hold there."
+    ]
 
 
 def _check_line(result: FitResult, along: str, line: dict[str, np.ndarray]) -> list[str]:

@@ -65,6 +65,8 @@ def calibrate(
     except InputError as error:
         print(f"calibration-fit: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
+    for warning in table["fit"].get("warnings", ()):
+        print(f"warning: {warning}")
     for name, t in fit.tables.items():
         held = f", held out {grouped_mape(t.held):.2f} %" if t.held else ""
         print(f"{name} ({t.result.form.name}): {len(t.result.rows)} rows, MAPE in sample {t.result.mape:.2f} %{held}")

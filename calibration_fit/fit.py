@@ -142,9 +142,9 @@ def make_problem(rows: Sequence[Rows], form: Form, fixed: Mapping[str, float] | 
     unknown = set(fixed) - set(form.coefficients)
     if unknown:
         raise ValueError(f"{form.table} ({form.name}) has no coefficient {sorted(unknown)[0]!r}")
-    bounds = tuple(Bound.FIXED if k in fixed else b for k, b in form.bounds.items())
+    bounds = tuple(form.bounds.values())
     for r in rows:
-        check_rows(r, form, sum(b is not Bound.FIXED for b in bounds))
+        check_rows(r, form, len(bounds) - len(fixed))
     n, terms = -(-max(len(r) for r in rows) // ROW_STEP) * ROW_STEP, max(r.inputs.shape[2] for r in rows)
 
     def pad(x: np.ndarray, value: float) -> np.ndarray:
@@ -265,6 +265,7 @@ def _ends(problem: Problem, setup: np.ndarray, piece: np.ndarray) -> tuple[np.nd
     for j, name in enumerate(problem.form.coefficients):
         if name in problem.fixed:
             low[:, j] = problem.fixed[name]
+            high[:, j] = problem.fixed[name] if problem.bounds[j] is Bound.INTERVAL else 0.0
         elif problem.bounds[j] is Bound.INTERVAL:
             low[:, j], high[:, j] = piece[:, 0], piece[:, 1]
     return low, high

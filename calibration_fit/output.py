@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import tomli_w
 
-from calibration_fit.checks import valid_range
+from calibration_fit.checks import check_power, valid_range
 from calibration_fit.holdout import grouped_mape
 from calibration_fit.pipeline import SetupFit, TableFit
 from jaxserve.errors import InputError
@@ -75,6 +75,10 @@ def coefficients_table(
         "files": [{"path": Path(p).name, "sha256": h} for p, h in sorted(files.items())],
         **quality,
     }
+    if "decode_time" in fit.tables and "decode_energy" in fit.tables:
+        power_words = check_power(fit.setup.gpu, fit.setup.tp, fit.tables["decode_time"].result, fit.tables["decode_energy"].result)
+        if power_words:
+            out["fit"]["warnings"] = power_words
     return out
 
 
@@ -125,8 +129,3 @@ def _source_text(t: TableFit, note: str) -> str:
 
 def _round(value: float, digits: int = 7) -> float:
     return float(f"{value:.{digits}g}")
-
-
-def warnings_of(fit: SetupFit) -> Sequence[str]:
-    """All warnings of a setup, table by table."""
-    return [w for t in fit.tables.values() for w in t.warnings]

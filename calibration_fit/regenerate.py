@@ -19,6 +19,8 @@ from calibration_fit.report import write_report
 from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES
 from jaxserve.errors import InputError
 
+A100_PREFILL_W = 395.0
+"""Measured by Wilkins, Mistral-7B on A100-40GB, prompts of 541 tokens and more (the data's README)."""
 A100_PREFILL_J_PER_TOKEN = 25.1e-3
 """395 W (Wilkins, Mistral-7B on A100-40GB) x 63.6 us a token (ANL TTFT of Llama-3-8B): an estimate, no measurement of a step."""
 H100_PREFILL_W = 0.98 * 700.0
@@ -70,7 +72,7 @@ def regenerate(data: Path, samples: int = BOOTSTRAP_SAMPLES) -> dict[str, tuple[
             notes["decode_time"] = f"A100-40GB, {DIRECT}"
             if model == "Mixtral-8x7B":
                 notes["decode_time"] += "; batch_knee taken from the fit to composed steps, as no batch between 1 and 16 was run"
-        borrowed = {"prefill_energy": _prefill_energy(key, h200)}
+        borrowed = {"prefill_energy": _prefill_energy(key, h200, tables["prefill_time"])}
         if key == ("Llama-3.1-8B", 1):
             tables["decode_energy"] = llama.tables["decode_energy"]
             notes["decode_energy"] = "14 run averages on A100-40GB (ANL, ML.ENERGY v2), prefill share removed by an estimate"
@@ -140,8 +142,17 @@ def _direct(data: Path, composed, hardware: str, keys, samples: int) -> dict[tup
     return out
 
 
-def _prefill_energy(key: tuple[str, int], h200) -> Borrowed:
-    """Prefill energy on A100: the estimate for Llama TP1, times the ratio of composed H200 energies a token for the others."""
+def _prefill_energy(key: tuple[str, int], h200, prefill: TableFit) -> Borrowed:
+    """Prefill energy on A100: the estimate for Llama TP1, times the ratio of composed H200 energies a token for the other dense models.
+
+    The H200 energies of Mixtral are unreliable (the data's README), so for it the measured power of another model, times fitted time.
+    """
+    if key[0] == "Mixtral-8x7B":
+        per_token_s = prefill.result.coefficients["tok_slope_above"]
+        return Borrowed(
+            {"e_pre0": 0.0, "e_pre_tok": float(f"{A100_PREFILL_W * key[1] * per_token_s:.4g}"), "e_pre_sq": 0.0},
+            f"extrapolated: {A100_PREFILL_W:.0f} W a GPU (Wilkins, another model) x {key[1]} GPUs x {1e6 * per_token_s:.2f} us a token",
+        )
     n = 1024.0
 
     def per_token(k: tuple[str, int]) -> float:
@@ -154,8 +165,6 @@ def _prefill_energy(key: tuple[str, int], h200) -> Borrowed:
         return Borrowed(values, estimate, False)
     text = f"extrapolated: Llama-3.1-8B TP1 on A100 ({1e3 * A100_PREFILL_J_PER_TOKEN:.1f} mJ a token, an {estimate[:8]}) x {ratio:.2f}, "
     text += "the ratio of composed energies on H200"
-    if key[0] == "Mixtral-8x7B":
-        text += ", which is unreliable for this model"
     return Borrowed(values, text)
 
 
@@ -195,7 +204,9 @@ def write(
     except (InputError, FileNotFoundError) as error:
         print(f"calibration_fit.regenerate: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
-    for name, (fit, _) in files.items():
+    for name, (fit, contents) in files.items():
+        for warning in contents["fit"].get("warnings", ()):
+            print(f"{name}\n  warning: {warning}")
         for table, t in fit.tables.items():
             print(f"{name} {table} ({t.result.form.name}): in sample {t.result.mape:.2f} %, held out {grouped_mape(t.held):.2f} %")
             for warning in t.warnings:

@@ -11,6 +11,7 @@ import numpy as np
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from calibration_fit.checks import valid_range
 from calibration_fit.holdout import grouped_mape, regions
@@ -86,11 +87,14 @@ def _fit_figure(t: TableFit) -> Figure:
     ends = [min(measured.min(), predicted.min()), max(measured.max(), predicted.max())]
     axes[0].loglog(ends, ends, color="0.6", lw=1)
     axes[0].loglog(measured, predicted, ".", ms=4)
+    for axis in (axes[0].xaxis, axes[0].yaxis):
+        axis.set_minor_formatter(NullFormatter())
     axes[0].set(xlabel=f"measured ({unit})", ylabel=f"predicted ({unit})", title=f"{r.form.table}: MAPE {r.mape:.2f} %")
     error = 100 * (predicted / measured - 1)
     for ax, x, name in ((axes[1], r.rows.batch, "batch (requests)"), (axes[2], r.rows.length, "length (tokens)")):
         ax.axhline(0, color="0.6", lw=1)
         ax.semilogx(np.maximum(x, 0.5), error, ".", ms=4)
+        ax.xaxis.set_minor_formatter(NullFormatter())
         ax.set(xlabel=name, ylabel="predicted / measured - 1 (%)", title=f"residuals over {name.split(' ')[0]}")
     return figure
 

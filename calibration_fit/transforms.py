@@ -19,25 +19,24 @@ class Bound(Enum):
     FREE = "free"
     NONNEGATIVE = "nonnegative"
     INTERVAL = "interval"
-    FIXED = "fixed"
 
 
 def constrain(raw: Float[Array, " C"], bounds: tuple[Bound, ...], low: Float[Array, " C"], high: Float[Array, " C"]) -> Float[Array, " C"]:
     """Coefficients from the optimiser's numbers.
 
-    `low`, `high` [C]: the ends of an INTERVAL; for FREE and NONNEGATIVE `high` is the scale; for FIXED `low` is the value.
+    `low`, `high` [C]: the ends of an INTERVAL; for FREE and NONNEGATIVE the offset (0) and the scale. A coefficient is held at a value by
+    making `low` that value and leaving no room above it (`high` = `low` for an INTERVAL, a scale of 0 for the others): so what is held
+    does not change the compiled solve.
     """
     columns = []
     for j, bound in enumerate(bounds):
         match bound:
             case Bound.FREE:
-                columns.append(high[j] * raw[j])
+                columns.append(low[j] + high[j] * raw[j])
             case Bound.NONNEGATIVE:
-                columns.append(high[j] * raw[j] ** 2)
+                columns.append(low[j] + high[j] * raw[j] ** 2)
             case Bound.INTERVAL:
                 columns.append(low[j] + (high[j] - low[j]) * jnp.sin(raw[j]) ** 2)
-            case Bound.FIXED:
-                columns.append(low[j])
     return jnp.stack(columns)
 
 
@@ -49,14 +48,14 @@ def unconstrain(theta: np.ndarray, bounds: tuple[Bound, ...], low: np.ndarray, h
     inside = 1e-3
     raw = np.zeros(np.broadcast_shapes(theta.shape, low.shape))
     for j, bound in enumerate(bounds):
+        # A held coefficient has no room (scale 0): its number does not matter and is 0.
+        room = np.where(high[..., j] > 0, high[..., j], np.inf)
         match bound:
             case Bound.FREE:
-                raw[..., j] = theta[..., j] / high[..., j]
+                raw[..., j] = (theta[..., j] - low[..., j]) / room
             case Bound.NONNEGATIVE:
-                raw[..., j] = np.sqrt(np.maximum(theta[..., j] / high[..., j], inside**2))
+                raw[..., j] = np.sqrt(np.maximum((theta[..., j] - low[..., j]) / room, inside**2))
             case Bound.INTERVAL:
                 share = (theta[..., j] - low[..., j]) / np.maximum(high[..., j] - low[..., j], 1e-300)
                 raw[..., j] = np.arcsin(np.sqrt(np.clip(share, inside, 1 - inside)))
-            case Bound.FIXED:
-                raw[..., j] = 0.0
     return raw

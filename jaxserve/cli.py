@@ -15,6 +15,9 @@ from jaxserve.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
+LONGEST_LINE = 800
+"""Characters of an error: a name that is repeated in it may be of any length."""
+
 ScenarioArgument = Annotated[str, typer.Argument(help="A shipped scenario (see `jaxserve list`) or a .toml file.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a field, e.g. workload.rate_req_per_s=40; repeat at will.")
@@ -59,10 +62,12 @@ def sweep(
     out: Annotated[Path | None, typer.Option(help="Write the dataset to this NetCDF file.")] = None,
 ) -> None:
     """Run many variants of a scenario as one call on the device."""
-    from jaxserve.sweep import parse_axis, save_dataset
+    from jaxserve.sweep import check_writable, parse_axes, save_dataset
     from jaxserve.sweep import sweep as run_sweep
 
-    dataset = run_sweep(scenario, dict(parse_axis(axis) for axis in axes), overrides=overrides or [], policy=policy)
+    if out is not None:
+        check_writable(out)
+    dataset = run_sweep(scenario, parse_axes(axes), overrides=overrides or [], policy=policy)
     shown = ["carbon_g", "slo_attainment", "ttft_p99_s", "tpot_p99_s", "idle_share"]
     Console().print(dataset[shown].to_dataframe().to_string(float_format=lambda v: f"{v:.4g}"), highlight=False)
     if out is not None:
@@ -126,12 +131,18 @@ def _progress() -> Iterator[Callable[[str, float], None]]:
         bar.stop()
 
 
+def _one_line(text: str) -> str:
+    """Names and cells that are repeated to the user may hold line breaks and what a terminal would obey."""
+    line = " ".join("".join(c if c.isprintable() or c.isspace() else repr(c)[1:-1] for c in text).split())
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
+
+
 def main() -> None:
     """Entry point of the `jaxserve` command."""
     try:
         app()
     except InputError as error:
-        print(f"jaxserve: {error}", file=sys.stderr)
+        print(f"jaxserve: {_one_line(str(error))}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("jaxserve: interrupted; what is written so far is kept, go on with --resume", file=sys.stderr)

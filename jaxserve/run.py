@@ -2,9 +2,10 @@
 
 import importlib.metadata
 import json
+import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -112,6 +113,7 @@ def run(
     compiled = compile_scenario(scenario, base)
     keep = tempfile.TemporaryDirectory(prefix="jaxserve-") if out is None else None
     final = Path(keep.name) / "run" if keep else Path(str(out))
+    folder = None
     try:
         folder = Folder(final, to_toml(scenario), resume=resume)
         for policy in policies:
@@ -122,10 +124,10 @@ def run(
         _finish(results)
         return _open(scenario, folder.finish(), compiled.notes, keep)
     except OSError as error:
-        raise InputError(
-            f"{error.filename or final}: cannot write results: {error.strerror or error}; "
-            "what is written so far is kept, free some space or choose another --out, then go on with --resume"
-        ) from error
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        kept = "make room, then go on with --resume: what is written so far is kept"
+        advice = kept if folder else "make room or choose another --out"
+        raise InputError(f"{error.filename or final}: cannot write results ({reason}); {advice}") from error
 
 
 def _open(scenario: Scenario, folder: Path, notes: tuple[str, ...], keep: Any) -> Results:
@@ -133,7 +135,8 @@ def _open(scenario: Scenario, folder: Path, notes: tuple[str, ...], keep: Any) -
     for policy in scenario.policies:
         label = policy["label"]
         runs[label] = Run(label, folder / label, json.loads((folder / label / SUMMARY).read_text(encoding="utf-8")))
-    return Results(scenario, folder, runs, notes, keep)
+    left = _left_range([run.summary["steps_outside_valid_range"] for run in runs.values()])
+    return Results(scenario, folder, runs, (*notes, *left), keep)
 
 
 def _finish(results: Results) -> None:
@@ -158,6 +161,19 @@ def _finish(results: Results) -> None:
 
 def _versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("jaxserve", "jax", "jaxlib", "numpy", "equinox", "pandas", "pyarrow")}
+
+
+def _left_range(runs: Sequence[Mapping[str, Sequence[int]]]) -> list[str]:
+    """Sentences on the steps, of all runs together, that lie outside what the step models were fitted to."""
+    sentences = []
+    for phase in ("prefill", "decode"):
+        outside, total = (sum(run[phase][i] for run in runs) for i in (0, 1))
+        if outside:
+            sentences.append(
+                f"{outside} of {total} {phase} steps ({outside / total:.1%}) lie outside the range in which their coefficients "
+                "were measured (valid_range in scenario.toml)"
+            )
+    return sentences
 
 
 _compile_s = [0.0]
@@ -215,7 +231,8 @@ def _run_policy(compiled: Compiled, policy: dict[str, Any], writer: RunWriter, p
             "metrics": metrics,
             "signal": f"{compiled.grid.signal} carbon intensity ({compiled.grid.basis}), {compiled.grid.source}",
             "counts": compiled.requests.counts | compiled.grid.counts,
-            "notes": list(compiled.notes),
+            "steps_outside_valid_range": simulation.steps_outside(),
+            "notes": [*compiled.notes, *_left_range([simulation.steps_outside()])],
             "versions": _versions(),
             "device": str(jax.devices()[0].platform),
             "timing": {

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from jaxserve.errors import InputError
 
 SCENARIO, REQUESTS, LEDGER, SUMMARY, ENGINES = "scenario.toml", "requests.parquet", "ledger.parquet", "summary.json", "engines.parquet"
-PARTIAL = ".partial"
+PARTIAL, FRESH = ".partial", ".new"
 CHECKPOINT, PARTS = "checkpoint.npz", "parts"
 
 
@@ -23,17 +24,21 @@ class Folder:
     """One folder of results in the making: `NAME.partial` until `finish` gives it its name."""
 
     def __init__(self, final: Path, scenario_toml: str, *, resume: bool) -> None:
+        if final.exists() or not final.name:
+            raise InputError(f"{final}: exists already and is left as it is; choose another --out")
         self.final = final
         self.work = final.with_name(final.name + PARTIAL)
-        if final.exists():
-            raise InputError(f"{final}: this folder exists already and is left as it is; choose another --out")
-        if self.work.exists():
+        if self.work.exists() and not self.work.is_dir():
+            raise InputError(f"{self.work}: a file is in the way of the unfinished run; remove it or choose another --out")
+        # A folder in which not even the scenario was written whole, on a full disk say, holds nothing to keep.
+        blank = self.work.is_dir() and all(path.suffix == FRESH for path in self.work.iterdir())
+        if self.work.exists() and not blank:
             if not resume:
                 raise InputError(f"{self.work}: an unfinished run is here; go on with --resume, or remove the folder to start anew")
             begun = self.work / SCENARIO
-            if not begun.exists() or begun.read_text(encoding="utf-8") != scenario_toml:
+            if not begun.exists() or begun.read_bytes() != scenario_toml.encode():
                 raise InputError(f"{self.work}: the unfinished run is of another scenario; choose another --out or remove the folder")
-        elif resume:
+        elif resume and not blank:
             raise InputError(f"{self.work}: there is no unfinished run to go on with; leave out --resume")
         self.work.mkdir(parents=True, exist_ok=True)
         write_text(self.work / SCENARIO, scenario_toml)
@@ -67,9 +72,12 @@ class RunWriter:
         path = self.folder / CHECKPOINT
         if not path.exists():
             return None
-        with np.load(path, allow_pickle=False) as saved:
-            state = dict(saved)
-        self.parts = int(state["parts"])
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
+                state = dict(saved)
+            self.parts = int(state["parts"])
+        except (zipfile.BadZipFile, EOFError, KeyError, ValueError):
+            raise InputError(f"{path}: the checkpoint is damaged; remove it and this policy's run starts anew with --resume") from None
         return state
 
     def checkpoint(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -122,6 +130,6 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a small file whole or not at all."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(text, encoding="utf-8")
+    fresh = path.with_name(path.name + FRESH)
+    fresh.write_bytes(text.encode())
     fresh.replace(path)

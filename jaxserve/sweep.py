@@ -22,12 +22,17 @@ from jaxserve.scenario.compile import CHUNK_BYTES, Compiled, compile_scenario
 from jaxserve.scenario.load import load_scenario
 
 
-def parse_axis(text: str) -> tuple[str, list[Any]]:
-    """`a.b=v1,v2` as a field path and its values, read as in TOML where they can be."""
-    path, equals, values = text.partition("=")
-    if not equals or not path or not values:
-        raise InputError(f"--axis {text}: write a.b=value,value")
-    return path, [_value(part) for part in values.split(",")]
+def parse_axes(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """`a.b=v1,v2` each, as field paths and their values, read as in TOML where they can be."""
+    axes: dict[str, list[Any]] = {}
+    for text in texts:
+        path, equals, values = text.partition("=")
+        if not equals or not path or not values:
+            raise InputError(f"--axis {text}: write a.b=value,value")
+        if path in axes:
+            raise InputError(f"--axis {text}: {path} has an axis already; give all its values in one")
+        axes[path] = [_value(part) for part in values.split(",")]
+    return axes
 
 
 def _value(text: str) -> Any:
@@ -47,15 +52,19 @@ def sweep(scenario: str | Path, axes: Mapping[str, Sequence[Any]], *, overrides:
     """
     if not axes:
         raise InputError("sweep: give at least one axis, such as seed = [0, 1, 2]")
+    axes = {path: [value.item() if isinstance(value, np.generic) else value for value in values] for path, values in axes.items()}
+    for path, values in axes.items():
+        if not values or len({json.dumps(value, default=str) for value in values}) < len(values):
+            raise InputError(f"axis {path}: {'a value appears twice' if values else 'there are no values'}; give each value once")
     points = list(itertools.product(*axes.values()))
     compiled, policies = [], []
     for point in points:
-        settings = [f"{path}={json.dumps(value)}" for path, value in zip(axes, point, strict=True)]
+        settings = [f"{path}={json.dumps(value, default=str, ensure_ascii=False)}" for path, value in zip(axes, point, strict=True)]
         loaded, base = load_scenario(scenario, [*overrides, *settings])
         tables = loaded.policies
         if not 0 <= policy < len(tables):
             raise InputError(f"policy: there is no policy number {policy}; the scenario has {len(tables)}, counted from 0")
-        policies.append(build_policy(resolve_policies([tables[policy]])[0]))
+        policies.append(build_policy(resolve_policies([tables[policy]], first=policy)[0]))
         compiled.append(compile_scenario(loaded, base))
     summaries = _run_all(compiled, policies, [", ".join(map(str, point)) for point in points])
     return _as_grid(summaries, axes)
@@ -122,6 +131,14 @@ def _as_grid(summaries: list[dict[str, Any]], axes: Mapping[str, Sequence[Any]])
     for name, path in zip(names, axes, strict=True):
         grid[name].attrs["field"] = path
     return grid
+
+
+def check_writable(path: Path) -> None:
+    """Raise `InputError` where `path` cannot become a file: better told before a long sweep than after it."""
+    if path.exists():
+        raise InputError(f"{path}: exists already and is left as it is; choose another --out")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent} to write the dataset in; make it or choose another --out")
 
 
 def save_dataset(dataset: xr.Dataset, path: Path) -> None:

@@ -146,6 +146,9 @@ def run_pass(
         step_end_tokens=step_end_tokens * kept,
         n_prefill=s.n_prefill + prefill,
         n_decode=s.n_decode + decode,
+        prefill_outside=s.prefill_outside + (prefill & _outside(s.step_tokens, 1.0, fleet.valid.prefill_tokens)),
+        decode_outside=s.decode_outside
+        + (decode & (_outside(batch, 1.0, fleet.valid.batch) | _outside(cached, batch, fleet.valid.context))),
         seen_batch=jnp.where(steps, unfinished, s.seen_batch),
         seen_cached=jnp.where(steps, s.cached, s.seen_cached),
         power=jnp.where(steps, energy / duration, s.power),
@@ -158,3 +161,8 @@ def run_pass(
     code = jnp.where(prefill, RAN_PREFILL, jnp.where(decode, RAN_DECODE, NOTHING))
     code = jnp.where(admit | complete, 4 * pointer + kind, code)
     return new, spent, code, clock
+
+
+def _outside(amount: Array, per: Array | float, limits: Array) -> Array:
+    """Whether `amount / per` lies outside `limits` [2]; multiplied out, for `per` may be 0 where it does not matter."""
+    return (amount < limits[0] * per) | (amount > limits[1] * per)

@@ -12,8 +12,16 @@ from dataclasses import dataclass
 import equinox as eqx
 from jax import Array
 
-from jaxserve.perf.latency import DecodeTime, PrefillTime
+from jaxserve.perf.latency import DecodeTime, PrefillTime, TwoPieceDecodeTime
 from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
+
+
+class ValidRange(eqx.Module):
+    """Where the step models were measured, as [least, greatest]; infinite where that is not known. Steps outside are counted."""
+
+    prefill_tokens: Array  # [2] new tokens of a prefill step
+    batch: Array  # [2] requests of a decode step
+    context: Array  # [2] cached tokens a request of a decode step
 
 
 class Fleet(eqx.Module):
@@ -24,9 +32,10 @@ class Fleet(eqx.Module):
     """
 
     prefill_time: PrefillTime
-    decode_time: DecodeTime
+    decode_time: DecodeTime | TwoPieceDecodeTime
     prefill_energy: PrefillEnergy
     decode_energy: DecodeEnergy
+    valid: ValidRange
     max_num_seqs: Array  # [] int32
     token_budget: Array  # [] tokens of one prefill step
     kv_capacity: Array  # [] tokens

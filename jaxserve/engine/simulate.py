@@ -208,11 +208,12 @@ class Simulation:
     """A run of one scenario, or of many that share shapes, chunk by chunk."""
 
     def __init__(self, cases: list[Case], *, window_s: float, horizon_steps: int, sizes: Sizes) -> None:
-        self.sizes = sizes
         self.horizon_steps = horizon_steps
         self.window_s = window_s
         self.next_step = 0
         self._lanes = [_Lane(case, window_s, horizon_steps, sizes) for case in cases]
+        busiest = max(int(np.diff(lane.first_request).max()) for lane in self._lanes)
+        self.sizes = replace(sizes, step_requests=max(sizes.step_requests, busiest))
         self._stack = len(cases) > 1
         self._fleet = self._stacked([case.fleet for case in cases])
         self._policy = self._stacked([case.policy for case in cases])
@@ -237,6 +238,13 @@ class Simulation:
     def engine_s(self, lane: int = 0) -> Floats:
         """Seconds of prefill, decode and idling of each engine so far, before the horizon: [3, E]."""
         return np.asarray(self._states[lane].engine_s)
+
+    def steps_outside(self, lane: int = 0) -> dict[str, tuple[int, int]]:
+        """Steps run outside the valid range of the step models, and all steps, by phase."""
+        e = self._states[lane].engines
+        prefill = int(np.sum(e.prefill_outside, dtype=np.int64)), int(np.sum(e.n_prefill, dtype=np.int64))
+        decode = int(np.sum(e.decode_outside, dtype=np.int64)), int(np.sum(e.n_decode, dtype=np.int64))
+        return {"prefill": prefill, "decode": decode}
 
     def advance(self) -> list[Advance]:
         """Run one chunk of all scenarios; returns what it brought for each."""

@@ -33,6 +33,8 @@ class Engines(eqx.Module):
     step_end_tokens: Array  # [E] prompt tokens of those
     n_prefill: Array  # [E] int32, prefill steps run
     n_decode: Array  # [E] int32, decode steps run
+    prefill_outside: Array  # [E] int32, prefill steps outside the valid range of the step models
+    decode_outside: Array  # [E] int32, decode steps outside it
     seen_batch: Array  # [E] int32, unfinished requests before the last step: what a poll inside it sees
     seen_cached: Array  # [E] tokens, likewise
     power: Array  # [E] W of the last step
@@ -134,6 +136,8 @@ def initial_state(fleet: Fleet, sizes: Sizes, memory: PyTree, ci: Array) -> Stat
         step_end_tokens=floats,
         n_prefill=ints,
         n_decode=ints,
+        prefill_outside=ints,
+        decode_outside=ints,
         seen_batch=ints,
         seen_cached=floats,
         power=floats,

@@ -3,21 +3,23 @@
 A file holds one setup (model, tensor parallel size, GPU), its coefficients under the names of the step models, and where each came from.
 """
 
-import math
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import jax.numpy as jnp
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from jaxserve.errors import InputError
-from jaxserve.perf.latency import DecodeTime, PrefillTime
+from jaxserve.errors import InputError, explain
+from jaxserve.perf.latency import DecodeTime, PrefillTime, TwoPieceDecodeTime
 from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
+from jaxserve.tomlfile import read_toml
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Setup(_Strict):
@@ -42,13 +44,23 @@ class PrefillTimeCoefficients(_Strict):
 class DecodeTimeCoefficients(_Strict):
     """Seconds; see `jaxserve.perf.latency.DecodeTime`."""
 
-    form: Literal["study"] = "study"
+    form: Literal["study", "two_piece"] = "study"
     alpha0: float
     alpha1: float
+    alpha1_below: float | None = None
+    """Slope up to `batch_knee`; these two belong to the two-piece form only."""
+    batch_knee: float | None = None
     alpha2: float = 0.0
     beta0: float = 0.0
     beta1: float = 0.0
     beta2: float = 0.0
+
+    @model_validator(mode="after")
+    def _whole_form(self) -> "DecodeTimeCoefficients":
+        pieces = [value is not None for value in (self.alpha1_below, self.batch_knee)]
+        if pieces != [self.form == "two_piece"] * 2:
+            raise ValueError("alpha1_below and batch_knee belong to form = 'two_piece', which needs both")
+        return self
 
 
 class PrefillEnergyCoefficients(_Strict):
@@ -74,6 +86,22 @@ class PowerCoefficients(_Strict):
     host_w: float = Field(ge=0)
 
 
+Span = Annotated[tuple[float, float], Field(strict=False)]  # TOML has lists only
+
+
+class ValidRange(_Strict):
+    """What the measurements behind a table span, as [least, greatest]; a run that leaves it is told so."""
+
+    n_tokens: Span | None = None
+    """New tokens of a prefill step."""
+    batch: Span | None = None
+    """Requests of a decode step, prompts of a prefill step."""
+    mean_ctx: Span | None = None
+    """Cached tokens a request of a decode step."""
+    seq_len: Span | None = None
+    cached_tokens: Span | None = None
+
+
 class Source(_Strict):
     """Where a table of this file came from, and what kind of evidence it is."""
 
@@ -92,7 +120,12 @@ class Coefficients(_Strict):
     prefill_energy: PrefillEnergyCoefficients
     decode_energy: DecodeEnergyCoefficients
     power: PowerCoefficients
-    source: tuple[Source, ...] = ()
+    source: tuple[Source, ...] = Field(default=(), strict=False)  # TOML has lists only
+
+    valid_range: dict[str, ValidRange] = Field(default_factory=dict)
+    """By table; of a table without one it is not known where it holds."""
+    fit: dict[str, Any] = Field(default_factory=dict)
+    """How the tables were fitted: errors in and out of sample, intervals, source files. For people; nothing here is simulated."""
 
     @model_validator(mode="after")
     def _steps_take_time(self) -> "Coefficients":
@@ -112,9 +145,10 @@ class Coefficients(_Strict):
         """The prefill step-time module with these coefficients."""
         return PrefillTime(**self.prefill_time.model_dump())
 
-    def decode_time_model(self) -> DecodeTime:
+    def decode_time_model(self) -> DecodeTime | TwoPieceDecodeTime:
         """The decode step-time module with these coefficients."""
-        return DecodeTime(**self.decode_time.model_dump(exclude={"form"}))
+        values = self.decode_time.model_dump(exclude={"form"}, exclude_none=True)
+        return TwoPieceDecodeTime(**values) if self.decode_time.form == "two_piece" else DecodeTime(**values)
 
     def prefill_energy_model(self) -> PrefillEnergy:
         """The prefill step-energy module with these coefficients."""
@@ -124,18 +158,26 @@ class Coefficients(_Strict):
         """The decode step-energy module with these coefficients."""
         return DecodeEnergy(**self.decode_energy.model_dump())
 
-    def shortest_decode_s(self, max_batch: int, max_context: int) -> float:
-        """Least decode step time over 1 <= B <= `max_batch` and mean contexts up to `max_context` (negative terms make it fall).
+    def shortest_decode_s(self, max_batch: int, kv_capacity: int) -> float:
+        """Least decode step time over 1 <= B <= `max_batch` and the mean contexts that B requests can have (negative terms make it fall).
 
         For fixed B the model is linear in the context, so its ends suffice.
         """
-        model = self.decode_time
-        best = math.inf
-        for batch in range(1, max_batch + 1):
-            for context in (0, max_context):
-                a = [getattr(model, f"alpha{j}") + getattr(model, f"beta{j}") * context for j in range(3)]
-                best = min(best, a[0] + a[1] * batch + a[2] * batch**2)
-        return best
+        batch = np.arange(1.0, max_batch + 1)
+        steps = self.decode_time_model()(jnp.asarray(np.stack([batch, batch])), jnp.asarray([[0.0], [float(kv_capacity)]]))
+        return float(np.min(steps))
+
+    def shortest_prefill_s(self, max_batch: int, budget: int, kv_capacity: int) -> float:
+        """A lower bound of the prefill step time over steps of 1 <= N <= `budget` tokens: S2 is below 2 * kv_capacity * N.
+
+        The bound is piecewise linear in N, so the ends of its pieces suffice.
+        """
+        model = self.prefill_time
+        tokens = np.unique(np.clip([1.0, model.tok_knee, max_batch, budget], 1.0, budget))
+        slopes = model.tok_slope_below * np.minimum(tokens, model.tok_knee) + model.tok_slope_above * np.maximum(tokens - model.tok_knee, 0)
+        pieces = model.b1 * (np.minimum(tokens, max_batch) if model.b1 < 0 else 1.0)
+        squares = model.b2 * (2.0 * kv_capacity * tokens if model.b2 < 0 else tokens)
+        return float((slopes + model.b0 + pieces + squares).min())
 
 
 def shipped_names() -> list[str]:
@@ -152,12 +194,7 @@ def load_coefficients(name_or_path: str, base_dir: Path | None = None) -> Coeffi
         text = (resources.files("jaxserve.perf") / "data" / f"{name_or_path}.toml").read_text()
         return parse_coefficients(tomllib.loads(text), name_or_path)
     path = (base_dir or Path()) / name_or_path
-    if not path.exists():
-        raise InputError(f"coefficients {name_or_path!r}: neither a file nor one of the shipped sets ({', '.join(shipped_names())})")
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"{path}: not a readable coefficients file: {error}") from None
+    table = read_toml(path, "coefficients", f"engine.coefficients takes a file or one of the shipped sets ({', '.join(shipped_names())})")
     return parse_coefficients(table, str(path))
 
 
@@ -166,6 +203,4 @@ def parse_coefficients(table: dict[str, Any], where: str) -> Coefficients:
     try:
         return Coefficients.model_validate(table)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "coefficients"
-        raise InputError(f"{where}: {field}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise InputError(f"{where}: {explain(error, table, Coefficients)}") from None

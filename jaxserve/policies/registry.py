@@ -6,14 +6,17 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jaxserve.engine.control import AbstractPolicy
-from jaxserve.errors import InputError
+from jaxserve.errors import InputError, explain
 from jaxserve.policies.greedy import Greedy, Latency, Signal
 from jaxserve.policies.simple import LeastLoaded, RoundRobin
 
+RESERVED = ("figures", "scenario", "summary")
+"""Stems of what stands beside the policies in a run folder."""
+
 
 class _Parameters(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    label: str | None = Field(default=None, min_length=1, pattern=r"^[^/\\\x00-\x1f]+$")
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    label: str | None = Field(default=None, min_length=1, max_length=60, pattern=r"^[^/\\\x00-\x1f]+$")
     """Name in tables and folders; made from kind and parameters when not given."""
 
 
@@ -46,27 +49,34 @@ REGISTRY: dict[str, tuple[type[_Parameters], Callable[..., AbstractPolicy]]] = {
 }
 
 
-def resolve_policies(tables: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The policies of a scenario with every default filled in and a label each; raises `InputError` naming the field."""
+def resolve_policies(tables: list[dict[str, Any]], first: int = 0) -> list[dict[str, Any]]:
+    """The policies of a scenario with every default filled in and a label each; raises `InputError` naming the field.
+
+    `first` is the number in the scenario of the first of `tables`.
+    """
     resolved = []
-    for i, table in enumerate(tables):
+    for i, table in enumerate(tables, start=first):
         kind = table.get("kind")
-        if kind not in REGISTRY:
+        if kind is None:
+            raise InputError(f"policies.{i}.kind: this field is missing; known are {', '.join(REGISTRY)}")
+        if not isinstance(kind, str) or kind not in REGISTRY:
             raise InputError(f"policies.{i}.kind: there is no policy {kind!r}; known are {', '.join(REGISTRY)}")
+        model = REGISTRY[kind][0]
         try:
-            parameters = REGISTRY[kind][0].model_validate(table)
+            parameters = model.model_validate(table)
         except ValidationError as error:
-            first = error.errors()[0]
-            path = ".".join(str(part) for part in ("policies", i, *first["loc"]))
-            known = ", ".join(REGISTRY[kind][0].model_fields)
-            message = f"there is no such parameter; {kind} takes {known}" if first["type"] == "extra_forbidden" else first["msg"]
-            raise InputError(f"{path}: {message}") from None
+            raise InputError(f"{explain(error, table, model, f'policies.{i}')}; {kind} takes {', '.join(model.model_fields)}") from None
         values = parameters.model_dump(exclude_none=True)
         resolved.append({"label": _label(parameters), **values})
-    labels = [policy["label"] for policy in resolved]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise InputError(f"policies: two are called {label!r}; give one of them another label")
+    seen: set[str] = set()
+    for i, policy in enumerate(resolved, start=first):
+        # Labels name folders, and on some disks A and a are one folder.
+        label = policy["label"].casefold()
+        if label in seen:
+            raise InputError(f"policies.{i}.label: two policies are called {policy['label']!r}; give one of them another label")
+        if label.startswith(".") or label.partition(".")[0] in RESERVED:
+            raise InputError(f"policies.{i}.label: {policy['label']!r} would clash with other names in the run folder; choose another")
+        seen.add(label)
     return resolved
 
 

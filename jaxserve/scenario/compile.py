@@ -5,15 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from jax import Array
 from numpy.typing import NDArray
 
-from jaxserve.engine.model import Fleet, Sizes
+from jaxserve.engine.model import Fleet, Sizes, ValidRange
 from jaxserve.engine.simulate import Requests as EngineRequests
 from jaxserve.engine.simulate import first_requests
 from jaxserve.errors import InputError
 from jaxserve.perf.coefficients import Coefficients
 from jaxserve.scenario.grid import GridSeries, load_grid
-from jaxserve.scenario.spec import AffineLatency, FixedLatency, Scenario
+from jaxserve.scenario.spec import MOST_KV_TOKENS, AffineLatency, Engine, FixedLatency, Scenario
 from jaxserve.scenario.workload import Requests, generate_requests
 from jaxserve.types import on_host
 from jaxserve.units import MS_PER_S
@@ -80,6 +81,11 @@ CHUNK_BYTES = 48e6
 """Memory for the table of step ends of one chunk."""
 MAX_CHUNK_STEPS = 1024
 
+MOST_ENGINES = 1_000_000
+MOST_SLOTS = 200_000_000
+SHORTEST_STEP_S = 1e-6
+LONGEST_ENGINE_STEP_S = 60.0
+
 
 def _round_up(value: float, multiple: int) -> int:
     return math.ceil(value / multiple) * multiple
@@ -137,13 +143,15 @@ def build_fleet(scenario: Scenario) -> Fleet:
             f"leave no room for a KV cache beside {engine.weights_gib:g} GiB of weights; "
             "raise gpu_memory_gib or the tensor parallel size of the coefficients"
         )
-    shortest = coefficients.shortest_decode_s(engine.max_num_seqs, capacity // engine.max_num_seqs + 1)
-    if shortest <= 0:
-        raise InputError(
-            f"engine.coefficients: decode steps would last {shortest:.3g} s within max_num_seqs = {engine.max_num_seqs} "
-            "and the KV capacity; the fit does not reach that far, lower max_num_seqs or use other coefficients"
-        )
+    if capacity > MOST_KV_TOKENS:
+        raise InputError(f"engine.kv_bytes_per_token: {engine.kv_bytes_per_token:g} bytes make a KV cache of over {MOST_KV_TOKENS} tokens")
+    _check_steps(engine, coefficients, capacity)
     engines = np.array([site.nodes * _engines_per_node(i, site.gpus_per_node, tp) for i, site in enumerate(scenario.sites)])
+    if engines.sum() > MOST_ENGINES or engines.sum() * engine.max_num_seqs > MOST_SLOTS:
+        raise InputError(
+            f"sites: {engines.sum()} engines of max_num_seqs = {engine.max_num_seqs} are more than a run may hold "
+            f"({MOST_ENGINES} engines, {MOST_SLOTS} places for requests); lower nodes, gpus_per_node or engine.max_num_seqs"
+        )
     first = np.concatenate([[0], np.cumsum(engines)[:-1]])
     index = {site.name: i for i, site in enumerate(scenario.sites)}
     members = first[:, None] + np.arange(engines.max())
@@ -156,6 +164,7 @@ def build_fleet(scenario: Scenario) -> Fleet:
         decode_time=coefficients.decode_time_model(),
         prefill_energy=coefficients.prefill_energy_model(),
         decode_energy=coefficients.decode_energy_model(),
+        valid=_valid_range(coefficients),
         max_num_seqs=on_host(as_int(engine.max_num_seqs)),
         token_budget=on_host(as_float(engine.max_num_batched_tokens)),
         kv_capacity=on_host(as_float(capacity)),
@@ -175,6 +184,38 @@ def build_fleet(scenario: Scenario) -> Fleet:
         ledger_kept=on_host(np.bool_(scenario.dispatch.ledger != "off")),
         ledger_in_flight=on_host(np.bool_(scenario.dispatch.ledger == "in-flight")),
         n_engines=int(engines.sum()),
+    )
+
+
+def _check_steps(engine: Engine, coefficients: Coefficients, capacity: int) -> None:
+    """Refuse step times that are negative somewhere within the engine's limits, or that no GPU could have: a run would never end."""
+    shortest = {
+        "prefill_time": coefficients.shortest_prefill_s(engine.max_num_seqs, engine.max_num_batched_tokens, capacity),
+        "decode_time": coefficients.shortest_decode_s(engine.max_num_seqs, capacity),
+    }
+    for table, seconds in shortest.items():
+        if seconds <= 0:
+            raise InputError(
+                f"engine.coefficients.{table}: a step could last {seconds:.3g} s within max_num_seqs = {engine.max_num_seqs}, "
+                f"max_num_batched_tokens = {engine.max_num_batched_tokens} and {capacity} tokens of KV cache; "
+                "the fit does not reach that far, lower these or use other coefficients"
+            )
+        if not SHORTEST_STEP_S <= seconds <= LONGEST_ENGINE_STEP_S:
+            raise InputError(
+                f"engine.coefficients.{table}: the shortest step lasts {seconds:.3g} s, "
+                f"not {SHORTEST_STEP_S:g} to {LONGEST_ENGINE_STEP_S:g} s; coefficients are in seconds, check their unit"
+            )
+
+
+def _valid_range(coefficients: Coefficients) -> ValidRange:
+    def limits(table: str, quantity: str) -> Array:
+        known = coefficients.valid_range.get(table)
+        return on_host(np.array((known and getattr(known, quantity)) or (-np.inf, np.inf)))
+
+    return ValidRange(
+        prefill_tokens=limits("prefill_time", "n_tokens"),
+        batch=limits("decode_time", "batch"),
+        context=limits("decode_time", "mean_ctx"),
     )
 
 

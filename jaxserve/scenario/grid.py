@@ -45,7 +45,7 @@ LONGEST_S = 100 * 366 * 86_400.0
 
 
 class _Spec(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 CarbonIntensity = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]

@@ -77,7 +77,10 @@ def read_table(path: Path) -> LengthTable:
         for line, text in enumerate(lines, start=1):
             if not text.strip() or text.startswith("#"):
                 continue
-            fields = [cell.strip() for cell in next(csv.reader([text]))]
+            try:
+                fields = [cell.strip() for cell in next(csv.reader([text]))]
+            except csv.Error as error:
+                raise InputError(f"{path}, row {line}: is not CSV ({error}); correct the row.") from error
             if header is None:
                 header = fields
                 if sorted(header) != sorted(COLUMNS):

@@ -4,10 +4,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from jaxserve.perf.coefficients import Coefficients
 from jaxserve.scenario.grid import FileGrid, GridSpec
+from jaxserve.scenario.rawfile import MAX_TOKENS
 from jaxserve.scenario.workload import TraceWorkload, WorkloadSpec
 from jaxserve.units import BYTES_PER_GIB
 
@@ -17,9 +18,17 @@ Name = Annotated[str, Field(min_length=1, pattern=r"^[^/\\\x00-\x1f]+$")]
 WINDOW_TOLERANCE = 1e-9
 """How far, relatively, a time may be from a whole number of windows: decimal fractions are not exact in binary."""
 
+# Beyond these a slip of the unit or of the finger is likelier than a wish; they keep such a slip from a hang or from all memory.
+MOST_WINDOWS = 2**31 - 1
+MOST_LEDGER_ROWS = 20_000_000
+MOST_KV_TOKENS = 10**12
+LONGEST_DELAY_S = 86_400.0
+Milliseconds = Annotated[float, Field(ge=0, le=1e3 * LONGEST_DELAY_S, allow_inf_nan=False)]
+Delay = Annotated[float, Field(ge=0, le=LONGEST_DELAY_S, allow_inf_nan=False)]
+
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Site(_Strict):
@@ -31,26 +40,41 @@ class Site(_Strict):
     zone: Name
     """Electricity Maps zone of its grid."""
     pue: float = Field(ge=1, allow_inf_nan=False)
-    nodes: int = Field(ge=1)
-    gpus_per_node: int = Field(ge=1)
+    nodes: int = Field(ge=1, le=1_000_000)
+    gpus_per_node: int = Field(ge=1, le=1024)
+
+
+def _named_or_inline(value: Any) -> str:
+    return "named" if isinstance(value, str) else "inline"
+
+
+def _name_or_table(value: Any) -> Any:
+    if not isinstance(value, str | dict | Coefficients):
+        raise ValueError("must be the name of a shipped set, the path of a file, or a table")
+    return value
 
 
 class Engine(_Strict):
     """One inference engine; all sites run the same kind."""
 
-    coefficients: str | Coefficients
+    # The explicit discriminator keeps the error to the branch that the user meant.
+    coefficients: Annotated[
+        Annotated[str, Tag("named")] | Annotated[Coefficients, Tag("inline")],
+        Discriminator(_named_or_inline),
+        BeforeValidator(_name_or_table),
+    ]
     """A shipped set by name, a file (relative to the scenario), or the table itself."""
     batching: Literal["study", "prefill_first"] = "prefill_first"
-    max_num_seqs: int = Field(default=256, ge=1)
-    max_num_batched_tokens: int = Field(default=8192, ge=1)
+    max_num_seqs: int = Field(default=256, ge=1, le=65_536)
+    max_num_batched_tokens: int = Field(default=8192, ge=1, le=MAX_TOKENS)
     """Token budget of one prefill step."""
-    max_model_len: int | None = Field(default=None, ge=2)
+    max_model_len: int | None = Field(default=None, ge=2, le=MAX_TOKENS)
     """Most tokens of a request, prompt and output together; nothing is ever truncated to it."""
-    kv_capacity_tokens: int | None = Field(default=None, ge=2)
+    kv_capacity_tokens: int | None = Field(default=None, ge=2, le=MOST_KV_TOKENS)
     """Tokens that fit beside the weights; or the four below, from which it follows."""
-    gpu_memory_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    gpu_memory_gib: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    weights_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    weights_gib: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
     """Of the whole model, over all GPUs of the engine."""
     kv_bytes_per_token: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Of the whole model: 2 * layers * kv_heads * head_dim * bytes."""
@@ -70,13 +94,13 @@ class Engine(_Strict):
             return self.kv_capacity_tokens
         assert self.gpu_memory_gib and self.weights_gib and self.kv_bytes_per_token  # the validator has seen to it
         spare = (self.gpu_memory_gib * self.gpu_memory_utilization * tp - self.weights_gib) * BYTES_PER_GIB
-        return int(spare // self.kv_bytes_per_token)
+        return int(min(spare // self.kv_bytes_per_token, MOST_KV_TOKENS + 1))
 
 
 class Network(_Strict):
     """Round-trip times between regions; what is given one way holds both ways. Inside a region 0 unless given."""
 
-    rtt_ms: dict[str, dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]] = Field(default_factory=dict)
+    rtt_ms: dict[str, dict[str, Milliseconds]] = Field(default_factory=dict)
 
 
 class Slo(_Strict):
@@ -101,7 +125,7 @@ class Dispatch(_Strict):
     """What all schedulers have in common."""
 
     window_s: Seconds = 0.1
-    batch_capacity: int = Field(default=40, ge=1)
+    batch_capacity: int = Field(default=40, ge=1, le=MAX_TOKENS)
     """Requests that schedulers believe an engine takes at once."""
     ledger: Literal["off", "reset", "in-flight"] = "in-flight"
     """What a scheduler remembers of its own dispatches between polls."""
@@ -124,15 +148,15 @@ class FixedLatency(_Strict):
     """Every decision takes the same time, many at once."""
 
     kind: Literal["fixed"]
-    seconds: float = Field(ge=0, allow_inf_nan=False)
+    seconds: Delay
 
 
 class AffineLatency(_Strict):
     """One solver a scheduler, which takes c0 + c1 * requests."""
 
     kind: Literal["affine"]
-    c0_s: float = Field(ge=0, allow_inf_nan=False)
-    c1_s: float = Field(ge=0, allow_inf_nan=False)
+    c0_s: Delay
+    c1_s: Delay
 
 
 class Scenario(_Strict):
@@ -158,12 +182,19 @@ class Scenario(_Strict):
     provisioner: Provisioner = Provisioner()
     decision_latency: Annotated[NoLatency | FixedLatency | AffineLatency, Field(discriminator="kind")] = NoLatency()
     policies: list[dict[str, Any]] = Field(min_length=1)
-    """The policies to compare, the first being the baseline; each `{kind = ..., ...}` as `jaxserve policies` lists them."""
+    """The policies to compare, the first being the baseline; each `{kind = ..., ...}` as `jaxserve list` lists them."""
 
-    @field_validator("start_time")
+    @field_validator("start_time", mode="before")
     @classmethod
-    def _in_utc(cls, value: datetime) -> datetime:
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    def _in_utc(cls, value: Any) -> datetime:
+        # Text too, for overrides and axes; a bare number would be a guess.
+        try:
+            instant = datetime.fromisoformat(value) if isinstance(value, str) and len(value) > len("2022-01-04") else value
+            if isinstance(instant, datetime):
+                return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+        except (ValueError, OverflowError):
+            pass
+        raise ValueError(f"must be a date with a time, such as 2022-01-04T11:00:00Z (got {str(value)[:40]!r})")
 
     @model_validator(mode="after")
     def _hangs_together(self) -> "Scenario":
@@ -181,11 +212,19 @@ class Scenario(_Strict):
                 if owner.setdefault(name, scheduler.name) != scheduler.name:
                     raise ValueError(f"schedulers.{i}.sites: {name!r} belongs to scheduler {owner[name]!r} already")
         for field, seconds in (("ledger_s", self.ledger_s), ("provisioner.poll_s", self.provisioner.poll_s), ("horizon_s", self.horizon_s)):
-            ratio = seconds / self.dispatch.window_s
-            if round(ratio) < 1 or abs(ratio - round(ratio)) > WINDOW_TOLERANCE * ratio:
+            window_s = self.dispatch.window_s
+            ratio = seconds / window_s
+            if ratio > MOST_WINDOWS:
                 raise ValueError(
-                    f"{field}: {seconds:g} s is not a whole number of windows of dispatch.window_s = {self.dispatch.window_s:g} s"
+                    f"{field}: {seconds:g} s is {ratio:.3g} windows of dispatch.window_s = {window_s:g} s; raise dispatch.window_s"
                 )
+            if round(ratio) < 1 or abs(ratio - round(ratio)) > WINDOW_TOLERANCE * ratio:
+                raise ValueError(f"{field}: {seconds:g} s is not a whole number of windows of dispatch.window_s = {window_s:g} s")
+        rows = self.horizon_s / self.ledger_s * len(self.sites)
+        if rows > MOST_LEDGER_ROWS:
+            raise ValueError(
+                f"ledger_s: {self.ledger_s:g} s makes {rows:.3g} ledger rows of horizon_s = {self.horizon_s:g} s; raise ledger_s"
+            )
         return self
 
     def windows(self, seconds: float) -> int:

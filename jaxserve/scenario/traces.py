@@ -149,11 +149,13 @@ def _stamps_ns(path: Path, raw: RawTrace, text: pa.ChunkedArray) -> tuple[np.nda
             continue
     series = pd.Series(text.to_pylist(), dtype=object).str.strip()  # slow, more lenient, and it can say which row is wrong
     stamps = pd.to_datetime(series, format="ISO8601", utc=True, errors="coerce")
-    if stamps.isna().any():
-        index = int(np.argmax(stamps.isna().to_numpy()))
+    # What does not fit int64 nanoseconds is as wrong as what is no time at all.
+    bad = stamps.isna() | (stamps < pd.Timestamp.min.tz_localize("UTC")) | (stamps > pd.Timestamp.max.tz_localize("UTC"))
+    if bad.any():
+        index = int(np.argmax(bad.to_numpy()))
         raise InputError(
             f"{path}, row {raw.line_of(index)}, column {raw.format.time}: {series[index][:40]!r} is neither a number of seconds nor an ISO "
-            "time stamp; write for example 2023-11-16 18:15:46.68 in every row."
+            "time stamp from 1678 to 2261; write for example 2023-11-16 18:15:46.68 in every row."
         )
     zoned = series.str.contains(ZONED, regex=True).to_numpy(bool)
     if zoned.any() and not zoned.all():

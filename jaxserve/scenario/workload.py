@@ -155,13 +155,14 @@ def _from_trace(
 
     scale = spec.rate_scale if spec.rate_method == "compress" else 1.0
     period = _period(spec, arrival, end - start) / scale if spec.loop else math.inf
-    arrival = arrival / scale
+    with np.errstate(over="ignore"):  # beyond the largest float is beyond any horizon
+        arrival = arrival / scale
     if scale != 1:
         notes.append(f"arrivals compressed in time by {scale:g} (arrival times divided by it)")
     reach = arrival[-1]
     if spec.loop and period < horizon_s:
+        _check_size(horizon_s / period * len(rows), "lower horizon_s or lengthen the slice")
         copies = math.ceil(horizon_s / period)
-        _check_size(copies * float(len(rows)), "lower horizon_s or lengthen the slice")
         arrival = (np.arange(copies)[:, None] * period + arrival).ravel()
         arrival = np.maximum.accumulate(arrival)  # rounding at the seam of two copies must not swap neighbours
         rows = np.tile(rows, copies)

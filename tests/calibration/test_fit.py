@@ -12,6 +12,7 @@ from calibration_fit.losses import ROBUST_DELTA, pseudo_huber
 from calibration_fit.measurements import Measurements
 from calibration_fit.published import composed_a100
 from calibration_fit.rows import make_rows
+from calibration_fit.transforms import Bound, constrain, unconstrain
 from tests.calibration.helpers import DATA, DECODE, PREFILL, decode_design, needs_data, prefill_design, scipy_solution, synthetic
 
 OBJECTIVE_TOLERANCE = 1e-3
@@ -91,3 +92,15 @@ def test_the_optimum_is_scipys_on_all_five_a100_setups(form: Form):
         assert result.converged, m.setup
         # Both ways: much below the reference would mean that one of the two computes another loss.
         assert reference * (1 - OBJECTIVE_TOLERANCE) <= result.objective <= reference * (1 + OBJECTIVE_TOLERANCE), m.setup
+
+
+def test_transforms_keep_bounds_and_invert():
+    bounds = (Bound.FREE, Bound.NONNEGATIVE, Bound.INTERVAL, Bound.NONNEGATIVE)
+    low, high = np.array([0.0, 0.0, 100.0, 7.0]), np.array([2.0, 3.0, 300.0, 0.0])
+    for raw in np.random.default_rng(0).normal(0, 3, (50, 4)):
+        theta = np.asarray(constrain(raw, bounds, low, high))
+        assert theta[1] >= 0
+        assert 100.0 <= theta[2] <= 300.0
+        assert theta[3] == 7.0
+    theta = np.array([-4.0, 5.0, 180.0, 7.0])
+    assert np.asarray(constrain(unconstrain(theta, bounds, low, high), bounds, low, high)) == pytest.approx(theta)

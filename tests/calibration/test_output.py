@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from calibration_fit.checks import check_fit, rows_below_floor
+from calibration_fit.checks import check_fit, check_power, rows_below_floor
 from calibration_fit.cli import app
 from calibration_fit.fit import fit
-from calibration_fit.forms import DECODE_TIME, PREFILL_TIME
+from calibration_fit.forms import DECODE_ENERGY, DECODE_TIME, PREFILL_TIME
 from calibration_fit.hardware import floor_s
 from calibration_fit.output import Borrowed, coefficients_table
 from calibration_fit.pipeline import fit_setups
@@ -59,7 +59,7 @@ def test_command_writes_a_coefficients_file_and_a_report(tmp_path: Path):
     assert low < table["decode_time"]["alpha0"] < high
     assert len(table["fit"]["files"][0]["sha256"]) == 64
     assert [s["table"] for s in table["source"] if s.get("extrapolated")] == ["prefill_energy", "decode_energy", "power"]
-    known = parse_coefficients({k: v for k, v in table.items() if k not in ("fit", "valid_range")}, str(out))
+    known = parse_coefficients(table, str(out))
     assert float(known.decode_time_model()(8.0, 800.0)) > 0
     page = (report / "report.md").read_text()
     for word in ("| m TP1 A100 | decode_time | study |", "Valid range", "by region"):
@@ -123,6 +123,16 @@ def test_a_falling_fit_is_named():
     m.time_s[:] = 0.02 - 5e-5 * m.batch
     sentences = check_fit(fit([m], DECODE_TIME))
     assert any("falls along batch" in s for s in sentences)
+
+
+def test_energy_that_needs_more_than_the_board_gives_is_named():
+    m = synthetic("decode", 0.01)
+    m.energy_j[:] = 300.0 * m.time_s
+    time = fit([m], DECODE_TIME)
+    assert check_power("A100", 1, time, fit([m], DECODE_ENERGY)) == []
+    m.energy_j[:] = 3.0 + 0.2 * m.batch
+    (sentence,) = check_power("A100", 1, time, fit([m], DECODE_ENERGY))
+    assert "above the 400 W of the board" in sentence
 
 
 def test_a_sound_fit_raises_no_warning():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jaxserve.engine.control import AbstractPolicy
-from jaxserve.engine.model import Fleet, Sizes
+from jaxserve.engine.model import Fleet, Sizes, ValidRange
 from jaxserve.engine.simulate import Advance, Case, Requests, Simulation
 from jaxserve.perf.latency import DecodeTime, PrefillTime
 from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
@@ -63,6 +63,7 @@ def fleet_of(s: OracleScenario) -> Fleet:
         decode_time=DecodeTime(**_floats(s.t_dec)),
         prefill_energy=PrefillEnergy(**_floats(s.e_pre)),
         decode_energy=DecodeEnergy(**_floats(s.e_dec)),
+        valid=ValidRange(*[np.array([-np.inf, np.inf])] * 3),
         max_num_seqs=np.int32(s.max_num_seqs),
         token_budget=float(s.max_num_batched_tokens),
         kv_capacity=float(s.kv_capacity_tokens),
@@ -110,12 +111,12 @@ def step_windows_of(s: OracleScenario, observes: bool) -> int:
 
 
 def sizes_of(s: OracleScenario, step_windows: int, **changes: int) -> Sizes:
-    """Shapes with room for any random scenario, so that scenarios of one kind compile once."""
+    """Shapes with room for any of the random scenarios, so that those of one kind compile once: capacities that grow compile again."""
     usual = {
         "slots": s.max_num_seqs,
         "requests": MOST_REQUESTS,
-        "step_requests": MOST_REQUESTS,
-        "transit": MOST_REQUESTS,
+        "step_requests": 160,
+        "transit": 192,
         "passes": 96 if step_windows == 1 else min(128 * step_windows, 1536),
         "steps": -(-CHUNK_WINDOWS // step_windows),
         "step_windows": step_windows,

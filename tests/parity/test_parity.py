@@ -1,0 +1,88 @@
+"""The vectorised engine against the event-driven reference, request by request, entry by entry, poll by poll."""
+
+import numpy as np
+import pytest
+
+from tests.oracle.random_scenarios import KINDS
+from tests.parity.bridge import EngineResult, run_engine
+from tests.parity.worlds import SEEDS, group_of, groups, reference, result, world
+
+# The engine and the reference add the same few thousand float64 terms in another order; either is some 1e-13 off at most,
+# while a step, a token or an admission too many shows at 1e-5 of the scale or more.
+EXACT = 1e-9
+# One program or another, the engine does the same operations; XLA may contract a product and a sum in one of them.
+SAME_ENGINE = 1e-12
+
+TIMES = ("dc_arrival_s", "admit_s", "first_token_s", "finish_s")
+PLACES = ("dc", "node", "engine")
+ALL = [seed for seeds in groups().values() for seed in seeds]
+OBSERVING = [seed for seed in ALL if group_of(seed)[1]]
+# Alone, in their own policy and their own longest steps: three programs, the first of which test_invariance uses too.
+# Kind 2: greedy, steps of 2 windows; kind 6: least loaded, steps of 9; and round-robin, steps of 45.
+SINGLES = (9, 30, 37, 128, 184, 191, 104, 125, 202, 6, 90)
+
+
+def test_every_seed_is_compared_once():
+    assert sorted(ALL) == list(SEEDS)
+    assert len(ALL) >= 200
+    assert {seed % len(KINDS) for seed in ALL} == set(range(len(KINDS)))
+
+
+@pytest.mark.parametrize("seed", ALL)
+def test_requests(seed: int):
+    expected, got = reference(seed), result(seed)
+    for name in PLACES:
+        np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=name)
+    for name in TIMES:
+        wanted = np.array(getattr(expected, name))
+        worst = np.max(np.abs(getattr(got, name) - wanted) / np.maximum(1.0, np.abs(wanted)))
+        assert worst < EXACT, name
+
+
+@pytest.mark.parametrize("seed", ALL)
+def test_energy_ledger(seed: int):
+    s, expected, got = world(seed), reference(seed), result(seed)
+    kept = s.horizon_windows // got.step_windows
+    first = np.arange(0, kept, s.ledger_windows // got.step_windows)
+    idle_j = got.idle_s * s.idle_w_per_gpu * s.tp
+    for name, per_step in (("prefill_j", got.prefill_j), ("decode_j", got.decode_j), ("idle_j", idle_j)):
+        entries = np.add.reduceat(per_step[:kept], first, axis=0)
+        wanted = np.array([[dc[name] for dc in interval] for interval in expected.ledger])
+        assert np.max(np.abs(entries - wanted)) <= EXACT * np.max(wanted), name
+    drain_j = got.prefill_j[kept:].sum() + got.decode_j[kept:].sum()
+    assert drain_j == pytest.approx(expected.drain_energy_j, rel=EXACT, abs=EXACT)
+
+
+@pytest.mark.parametrize("seed", ALL)
+def test_engine_seconds(seed: int):
+    s, expected = world(seed), reference(seed)
+    wanted = np.array([expected.prefill_s, expected.decode_s, expected.idle_s])
+    assert np.max(np.abs(result(seed).engine_s - wanted)) <= EXACT * s.horizon_windows * s.window_s
+
+
+@pytest.mark.parametrize("seed", OBSERVING)
+def test_polls(seed: int):
+    expected, got = reference(seed), result(seed)
+    window, dc, *wanted = (np.array(column) for column in zip(*expected.polls, strict=True))
+    assert not np.any(window % got.step_windows)
+    seen = got.seen[window // got.step_windows, :, dc]
+    for name, column, truth in zip(("B", "Q", "K", "duty"), seen.T, wanted, strict=True):
+        assert np.max(np.abs(column - truth)) <= EXACT * max(1.0, np.max(truth)), name
+
+
+@pytest.mark.parametrize("seed", SINGLES)
+def test_alone_as_among_others(seed: int):
+    """A run by itself is another program than a lane (other policy class, other steps), and must not be another engine."""
+    alone, lane = run_engine(world(seed)), result(seed)
+    for name in PLACES:
+        np.testing.assert_array_equal(getattr(alone, name), getattr(lane, name), err_msg=name)
+    for name in TIMES:
+        np.testing.assert_allclose(getattr(alone, name), getattr(lane, name), rtol=SAME_ENGINE, atol=SAME_ENGINE, err_msg=name)
+    for name in ("prefill_j", "decode_j"):
+        total = _total(lane, name)
+        np.testing.assert_allclose(_total(alone, name), total, rtol=0, atol=SAME_ENGINE * max(1.0, total.max()), err_msg=name)
+
+
+def _total(run: EngineResult, name: str) -> np.ndarray:
+    """Sum by DC over the whole run; the last of the lanes goes on, idle, until all have finished."""
+    return getattr(run, name).sum(axis=0)
