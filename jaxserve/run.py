@@ -115,7 +115,7 @@ def run(
     final = Path(keep.name) / "run" if keep else Path(str(out))
     folder = None
     try:
-        folder = Folder(final, to_toml(scenario), resume=resume)
+        folder = Folder(final, to_toml(scenario), compiled.fingerprint(), resume=resume)
         for policy in policies:
             writer = RunWriter(folder.part(policy["label"]))
             if not writer.whole:

@@ -17,13 +17,13 @@ from jaxserve.errors import InputError
 
 SCENARIO, REQUESTS, LEDGER, SUMMARY, ENGINES = "scenario.toml", "requests.parquet", "ledger.parquet", "summary.json", "engines.parquet"
 PARTIAL, FRESH = ".partial", ".new"
-CHECKPOINT, PARTS = "checkpoint.npz", "parts"
+CHECKPOINT, PARTS, INPUTS = "checkpoint.npz", "parts", "inputs.sha256"
 
 
 class Folder:
     """One folder of results in the making: `NAME.partial` until `finish` gives it its name."""
 
-    def __init__(self, final: Path, scenario_toml: str, *, resume: bool) -> None:
+    def __init__(self, final: Path, scenario_toml: str, fingerprint: str, *, resume: bool) -> None:
         if final.exists() or not final.name:
             raise InputError(f"{final}: exists already and is left as it is; choose another --out")
         self.final = final
@@ -31,16 +31,19 @@ class Folder:
         if self.work.exists() and not self.work.is_dir():
             raise InputError(f"{self.work}: a file is in the way of the unfinished run; remove it or choose another --out")
         # A folder in which not even the scenario was written whole, on a full disk say, holds nothing to keep.
-        blank = self.work.is_dir() and all(path.suffix == FRESH for path in self.work.iterdir())
+        blank = self.work.is_dir() and all(path.suffix == FRESH or path.name == INPUTS for path in self.work.iterdir())
         if self.work.exists() and not blank:
             if not resume:
                 raise InputError(f"{self.work}: an unfinished run is here; go on with --resume, or remove the folder to start anew")
-            begun = self.work / SCENARIO
-            if not begun.exists() or begun.read_bytes() != scenario_toml.encode():
-                raise InputError(f"{self.work}: the unfinished run is of another scenario; choose another --out or remove the folder")
+            for name, text in ((SCENARIO, scenario_toml), (INPUTS, fingerprint)):
+                begun = self.work / name
+                if not begun.exists() or begun.read_bytes() != text.encode():
+                    what = "is of another scenario" if name == SCENARIO else "read another trace or grid file under the same name"
+                    raise InputError(f"{self.work}: the unfinished run {what}; choose another --out or remove the folder")
         elif resume and not blank:
             raise InputError(f"{self.work}: there is no unfinished run to go on with; leave out --resume")
         self.work.mkdir(parents=True, exist_ok=True)
+        write_text(self.work / INPUTS, fingerprint)
         write_text(self.work / SCENARIO, scenario_toml)
 
     def part(self, name: str) -> Path:
@@ -52,6 +55,7 @@ class Folder:
     def finish(self) -> Path:
         """Give the folder its final name: from now on it is whole."""
         self.work.rename(self.final)
+        (self.final / INPUTS).unlink(missing_ok=True)
         return self.final
 
 

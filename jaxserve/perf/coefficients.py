@@ -138,8 +138,10 @@ class Coefficients(_Strict):
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """Sentences for the summary: the tables that were extrapolated from another GPU or setup."""
-        return tuple(f"{self.setup.model} {s.table}: {s.text}" for s in self.source if s.extrapolated)
+        """Sentences for the summary: tables extrapolated from another GPU or setup, and what the fit found that cannot be."""
+        borrowed = [f"{self.setup.model} {s.table}: {s.text}" for s in self.source if s.extrapolated]
+        warned = [*self.fit.get("warnings", []), *(w for t in self.fit.values() if isinstance(t, dict) for w in t.get("warnings", []))]
+        return (*borrowed, *(f"{self.setup.model}: {warning}" for warning in warned))
 
     def prefill_time_model(self) -> PrefillTime:
         """The prefill step-time module with these coefficients."""

@@ -1,5 +1,6 @@
 """From a scenario to what the engine takes: the fleet, the requests with their decision times, and the grid."""
 
+import hashlib
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +42,14 @@ class Compiled:
     def ci(self, times_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """g/kWh [n, D] at `times_s` [n]."""
         return self.grid.at(times_s)[:, self.site_zone]
+
+    def fingerprint(self) -> str:
+        """Of what the files behind the scenario held: a trace or grid file that has changed since gives another one."""
+        digest = hashlib.sha256()
+        r, g = self.requests, self.grid
+        for values in (r.arrival_s, r.isl, r.osl, r.scheduler, g.edges_s, g.ci_g_per_kwh):
+            digest.update(np.ascontiguousarray(values).data)
+        return digest.hexdigest()
 
     def step_windows(self, observes: bool) -> int:
         """Windows in a step of the engine: as many as fit between the edges of ledger intervals, the horizon and, if observed, polls."""

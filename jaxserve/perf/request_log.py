@@ -1,0 +1,251 @@
+"""The log of a real server, a row a request: what `jaxserve validate` replays and `calibration_fit.request_log` fits to.
+
+Times are seconds (a column whose name ends in `_ms` is taken in milliseconds), lengths tokens, energy joules. No file is opened here:
+the callers bring the lines.
+"""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve.errors import InputError
+from jaxserve.units import MS_PER_S
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LogColumn:
+    """A quantity, its other names, its unit, and what it holds; `low` is the least value allowed."""
+
+    names: tuple[str, ...]
+    unit: str
+    text: str
+    low: float = 0.0
+    required: bool = False
+    whole: bool = False
+
+
+COLUMNS: dict[str, LogColumn] = {
+    "arrival_s": LogColumn(("arrival_s", "arrival_rel_s", "arrival_time_s"), "s", "arrival at the server, any zero", -np.inf, True),
+    "isl": LogColumn(("isl", "input_tokens", "input_toks", "prompt_tokens", "prompt_len"), "tokens", "prompt length", 1, True, True),
+    "osl": LogColumn(("osl", "output_tokens", "output_toks", "completion_tokens", "output_len"), "tokens", "tokens made", 1, True, True),
+    "ttft_s": LogColumn(("ttft_s", "ttft_from_queued_s", "ttft_from_arrival_s"), "s", "time to first token, see `TTFT_FROM`", 0, True),
+    "tpot_s": LogColumn(("tpot_s", "mean_tpot_s", "itl_mean_s"), "s", "mean time of each token after the first", 0, True),
+    "queue_wait_s": LogColumn(("queue_wait_s", "queue_s", "waiting_s"), "s", "time in the engine's queue before admission"),
+    "energy_j": LogColumn(("energy_j",), "J", "this request's share of the GPUs' energy; only the sum is used"),
+    "engine": LogColumn(("engine", "replica", "engine_id", "replica_id", "instance"), "", "which engine served the request"),
+    "gpu": LogColumn(("gpu", "gpu_name"), "", "GPU name"),
+    "model": LogColumn(("model", "model_name"), "", "model name"),
+    "tp": LogColumn(("tp", "tensor_parallel_size"), "", "tensor parallel size"),
+}
+"""Every column that is read. The first name is ours; of a time, the same name ending in `_ms` is milliseconds."""
+
+TEXTS = ("engine", "gpu", "model", "tp")
+SETUP = ("gpu", "model", "tp")
+TTFT_FROM = ("arrival", "queued", "admitted")
+"""Where the log's time to first token counts from: arrival at the server; entry into the engine's queue (what lies between the two is
+not in a log, and a replay has nothing there: the same as arrival); or admission, so that the queue wait is still to be added."""
+SLOWEST_TPOT_S = 2.0
+"""A median above this is milliseconds taken for seconds: 8B to 400B models take 5 to 200 ms a token."""
+LONGEST_LOG_S = 1e7
+"""A log of over a hundred days is one whose times are in a finer unit than seconds."""
+ROUNDING_S = 1e-3
+"""By how much a wait may exceed the TTFT that holds it: logs are written with few digits."""
+MOST_TOKENS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class RequestLog:
+    """R requests in order of arrival (ties in the file's order), the earliest at time 0. Optional columns are None when absent."""
+
+    name: str
+    line: NDArray[np.int64]  # [R] line in the file, the header being 1
+    arrival_s: Floats
+    isl: Floats
+    osl: Floats
+    ttft_s: Floats  # from arrival, the wait included
+    tpot_s: Floats  # nan where osl = 1
+    queue_wait_s: Floats | None
+    energy_j: Floats | None
+    engine: tuple[str, ...] | None
+    setup: Mapping[str, str]  # of gpu, model, tp: those that the log names
+    unused: tuple[str, ...]  # columns that were not read
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def first_token_s(self) -> Floats:
+        """[R] s since the first arrival."""
+        return self.arrival_s + self.ttft_s
+
+    @property
+    def finish_s(self) -> Floats:
+        """[R] s since the first arrival."""
+        return self.first_token_s + np.where(self.osl > 1, self.tpot_s, 0.0) * (self.osl - 1)
+
+    @property
+    def admit_s(self) -> Floats | None:
+        """[R] s since the first arrival; None without a wait."""
+        return None if self.queue_wait_s is None else self.arrival_s + self.queue_wait_s
+
+    def in_system(self) -> NDArray[np.int64]:
+        """Requests [R] in the server when each arrives, itself included: the load."""
+        return np.arange(1, len(self) + 1) - np.searchsorted(np.sort(self.finish_s), self.arrival_s, side="right")
+
+    def select(self, keep: NDArray[np.bool_]) -> "RequestLog":
+        """The requests where `keep` [R] is true; times keep their zero."""
+        arrays = {k: v[keep] for k, v in vars(self).items() if isinstance(v, np.ndarray)}
+        engine = None if self.engine is None else tuple(e for e, k in zip(self.engine, keep, strict=True) if k)
+        return replace(self, engine=engine, **arrays)
+
+
+def parse_where(pairs: Sequence[str]) -> dict[str, str]:
+    """`COLUMN=VALUE` strings of `--where`."""
+    for text in pairs:
+        if not text.partition("=")[0].strip() or "=" not in text:
+            raise InputError(f"--where {text!r}: must be COLUMN=VALUE, for example gpu=RTX4090")
+    return {k.strip(): v.strip() for k, _, v in (text.partition("=") for text in pairs)}
+
+
+def parse_log(lines: Iterable[str], name: str, where: Mapping[str, str] | None = None, ttft_from: str = "arrival") -> RequestLog:
+    """Read a log from CSV `lines` (the header first), keeping rows whose columns equal `where`.
+
+    Raises `InputError` naming `name`, row and column for anything that is not a log of one setup with every number in place.
+    """
+    if ttft_from not in TTFT_FROM:
+        raise InputError(f"--ttft-from {ttft_from!r}: must be one of {', '.join(TTFT_FROM)}")
+    header, rows = _rows(lines, name)
+    at = {text.strip(): i for i, text in enumerate(header)}
+    if len(at) < len(header):
+        twice = next(h.strip() for i, h in enumerate(header) if at[h.strip()] != i)
+        raise InputError(f"{name}, row 1: the column {twice} appears more than once; keep one")
+    for column, value in (where or {}).items():
+        if column not in at:
+            raise InputError(f"{name}, row 1: --where {column}={value}: there is no such column; the columns are {', '.join(at)}")
+        held = sorted({fields[at[column]].strip() for _, fields in rows})
+        rows = [(line, fields) for line, fields in rows if fields[at[column]].strip() == value]
+        if not rows:
+            raise InputError(f"{name}: no row has {column} = {value}; the column holds {', '.join(held)[:200]}")
+    found = _find(name, at)
+    texts = {q: tuple(fields[at[found[q]]].strip() for _, fields in rows) for q in TEXTS if q in found}
+    setup = {}
+    for quantity in SETUP:
+        values = sorted(set(texts.get(quantity, ())))
+        if len(values) > 1:
+            column, shown = found[quantity], ", ".join(values)[:200]
+            raise InputError(f"{name}: holds several values of {column} ({shown}); choose one with --where {column}={values[0]}")
+        setup |= {quantity: values[0]} if values else {}
+    line = np.array([number for number, _ in rows])
+    numbers = {q: _numbers(name, q, found[q], at[found[q]], rows) for q in COLUMNS if q in found and q not in TEXTS}
+    return _checked(name, line, numbers, found, texts.get("engine"), setup, tuple(c for c in at if c not in found.values()), ttft_from)
+
+
+def _rows(lines: Iterable[str], name: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The header, and (line number, fields) of every row that is not blank, all of one width."""
+    reader = csv.reader(lines, strict=True)
+    rows: list[tuple[int, list[str]]] = []
+    try:
+        for fields in reader:
+            if any(field.strip() for field in fields):
+                rows.append((reader.line_num, fields))
+    except csv.Error as error:
+        raise InputError(f"{name}, row {reader.line_num}: is not CSV ({error}); export the log again") from None
+    if len(rows) < 2:
+        raise InputError(f"{name}: holds no request; give a CSV file with a header and a row a request")
+    (_, header), body = rows[0], rows[1:]
+    for line, fields in body:
+        if len(fields) != len(header):
+            raise InputError(f"{name}, row {line}: has {len(fields)} field(s) where the header has {len(header)}; correct the row")
+    return header, body
+
+
+def _find(name: str, at: Mapping[str, int]) -> dict[str, str]:
+    """The file's name of each quantity that it holds."""
+    found = {}
+    for quantity, column in COLUMNS.items():
+        names = [*column.names, *(n.removesuffix("_s") + "_ms" for n in column.names if n.endswith("_s"))]
+        held = [n for n in names if n in at]
+        if len(held) > 1:
+            raise InputError(f"{name}, row 1: the columns {' and '.join(held)} hold the same quantity; remove all but one")
+        if held:
+            found[quantity] = held[0]
+        elif column.required:
+            raise InputError(
+                f"{name}, row 1: there is no column {quantity} ({column.text}, {column.unit}; also known as {', '.join(column.names[1:])}); "
+                f"the columns are {', '.join(at)[:200]}"
+            )
+    return found
+
+
+def _numbers(name: str, quantity: str, column: str, index: int, rows: list[tuple[int, list[str]]]) -> Floats:
+    """A column in s, tokens or J. Only TPOT may be left empty (nan), which `_checked` allows where there is but one token."""
+    spec, values = COLUMNS[quantity], np.empty(len(rows))
+    for i, (line, fields) in enumerate(rows):
+        text = fields[index].strip()
+        where = f"{name}, row {line}, column {column}"
+        if not text and quantity == "tpot_s":
+            values[i] = np.nan
+            continue
+        try:
+            value = float(text)
+        except ValueError:
+            raise InputError(f"{where}: {'is empty' if not text else repr(text[:40]) + ' is not a number'}; give a number") from None
+        if not np.isfinite(value):
+            raise InputError(f"{where}: {text[:40]} is not a finite number; correct the row or leave it out")
+        if value < spec.low:
+            raise InputError(f"{where}: {text[:40]} is below {spec.low:g} {spec.unit}; correct the row or leave it out")
+        if spec.whole and (value != round(value) or value > MOST_TOKENS):
+            raise InputError(f"{where}: {text[:40]} is not a whole number of tokens up to {MOST_TOKENS}; correct the row")
+        values[i] = value
+    return values / MS_PER_S if column.endswith("_ms") else values
+
+
+def _checked(
+    name: str,
+    line: NDArray[np.int64],
+    numbers: dict[str, Floats],
+    found: Mapping[str, str],
+    engine: tuple[str, ...] | None,
+    setup: Mapping[str, str],
+    unused: tuple[str, ...],
+    ttft_from: str,
+) -> RequestLog:
+    """What only shows when the columns meet: units, waits, missing TPOT; then in order of arrival."""
+    osl, tpot, wait = numbers["osl"], numbers["tpot_s"], numbers.get("queue_wait_s")
+    bad = np.flatnonzero((osl > 1) & ~(tpot > 0))
+    if len(bad):
+        value = "is empty" if np.isnan(tpot[bad[0]]) else "is 0"
+        raise InputError(f"{name}, row {line[bad[0]]}, column {found['tpot_s']}: {value} though the request made {osl[bad[0]]:.0f} tokens")
+    many = tpot[osl > 1]
+    if len(many) and np.median(many) > SLOWEST_TPOT_S:
+        raise InputError(
+            f"{name}, column {found['tpot_s']}: the median is {np.median(many):.3g} s a token; "
+            "if these are milliseconds, let the column's name end in _ms"
+        )
+    arrival = numbers["arrival_s"] - numbers["arrival_s"].min()
+    if arrival.max() > LONGEST_LOG_S:
+        raise InputError(f"{name}, column {found['arrival_s']}: the log spans {arrival.max():.3g} s; give arrivals in seconds")
+    ttft = numbers["ttft_s"]
+    if ttft_from == "admitted":
+        if wait is None:
+            raise InputError(f"{name}, row 1: --ttft-from admitted needs the column queue_wait_s to add to {found['ttft_s']}")
+        ttft = ttft + wait
+    if wait is not None and (bad := np.flatnonzero(wait > ttft + ROUNDING_S)).size:
+        i = bad[0]
+        raise InputError(
+            f"{name}, row {line[i]}, column {found['queue_wait_s']}: a wait of {wait[i]:g} s is longer than the TTFT of {ttft[i]:g} s "
+            "that should hold it; with a TTFT that counts from admission, say --ttft-from admitted"
+        )
+    if (bad := np.flatnonzero(ttft <= 0)).size:
+        raise InputError(f"{name}, row {line[bad[0]]}, column {found['ttft_s']}: 0 s cannot be; correct the row or leave it out")
+    columns = numbers | {"arrival_s": arrival, "ttft_s": ttft, "tpot_s": np.where(osl > 1, tpot, np.nan)}
+    order = np.argsort(arrival, kind="stable")
+    ordered = {q: values[order] for q, values in columns.items()}
+    engines = None if engine is None else tuple(engine[i] for i in order)
+    optional = {q: ordered.pop(q, None) for q in ("queue_wait_s", "energy_j")}
+    return RequestLog(name=name, line=line[order], engine=engines, setup=setup, unused=unused, **ordered, **optional)

@@ -1,0 +1,224 @@
+"""`jaxserve validate`: a real server's request log through the engine, every decision fixed, and how far the prediction is off.
+
+One data centre; requests go to the engines in turn or, where the log says which engine served each, to that one. Arrivals and lengths
+are the log's; everything after them is predicted.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve.analysis.validation import Replay, Validation, evaluate
+from jaxserve.engine.model import Fleet, Sizes
+from jaxserve.engine.simulate import Case, Requests, Simulation, first_requests
+from jaxserve.errors import InputError
+from jaxserve.perf.coefficients import Coefficients, load_coefficients
+from jaxserve.perf.request_log import RequestLog, parse_log, parse_where
+from jaxserve.policies.simple import RoundRobin
+from jaxserve.scenario.compile import build_fleet
+from jaxserve.scenario.rawfile import open_input
+
+Batching = Literal["prefill_first", "study"]
+WINDOW_S = 0.1
+STEP_WINDOWS = 10
+"""Nothing is decided or observed in a replay: these only cut the run into pieces and change no result."""
+MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 256, 8192
+"""Where neither an option nor the log says: vLLM's defaults of batch capacity, and of the token budget on a data-centre GPU."""
+MOST_ENGINES = 10_000
+MOST_SEQS = 65_536
+MOST_TOKENS = 2**31 - 1
+CHUNK_BYTES, MOST_STEPS = 48e6, 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """An engine's limits, and where each comes from (`given`, `log` or `default`)."""
+
+    engines: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_capacity_tokens: int
+    batching: Batching
+    origin: dict[str, str]
+
+
+def read_log(path: Path, where: Sequence[str] = (), ttft_from: str = "arrival") -> RequestLog:
+    """Read a log file; raises `InputError` naming file, row and column."""
+    pairs = parse_where(where)
+    with open_input(path) as stream:
+        text = stream.read().decode("utf-8-sig")
+    return parse_log(text.splitlines(), str(path), pairs, ttft_from)
+
+
+def validate(
+    log: str | Path | RequestLog,
+    coefficients: str | Coefficients,
+    *,
+    engines: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    kv_capacity_tokens: int | None = None,
+    batching: str = "prefill_first",
+    ttft_from: str = "arrival",
+    where: Sequence[str] = (),
+    count_from_s: float = 0.0,
+) -> Validation:
+    """Replay a log and compare; only requests that arrive at or after `count_from_s` (seconds after the first) are counted."""
+    if batching not in ("prefill_first", "study"):
+        raise InputError(f"--batching {batching!r}: must be prefill_first or study")
+    read = log if isinstance(log, RequestLog) else read_log(Path(log), where, ttft_from)
+    loaded = coefficients if isinstance(coefficients, Coefficients) else load_coefficients(coefficients)
+    given = {
+        "engines": (engines, MOST_ENGINES),
+        "max_num_seqs": (max_num_seqs, MOST_SEQS),
+        "max_num_batched_tokens": (max_num_batched_tokens, MOST_TOKENS),
+        "kv_capacity_tokens": (kv_capacity_tokens, MOST_TOKENS),
+    }
+    for option, (value, most) in given.items():
+        if value is not None and not 1 <= value <= most:
+            raise InputError(f"--{option.replace('_', '-')} {value}: must be from 1 to {most}")
+    if not (math.isfinite(count_from_s) and count_from_s >= 0):
+        raise InputError(f"--count-from {count_from_s:g}: must be at least 0 s")
+    counted = read.arrival_s >= count_from_s
+    if not counted.any():
+        raise InputError(f"--count-from {count_from_s:g}: the last request of {read.name} arrives at {read.arrival_s[-1]:g} s")
+    limits = find_limits(read, {k: v for k, (v, _) in given.items()}, batching)
+    _check(read, limits)
+    label = coefficients if isinstance(coefficients, str) else "coefficients"
+    return evaluate(read, replay(read, loaded, limits), loaded, label, vars(limits), counted)
+
+
+def find_limits(log: RequestLog, given: dict[str, int | None], batching: Batching) -> Limits:
+    """The limits given, else those that the log shows the server to have had, else defaults.
+
+    A log with queue waits shows how many requests (and how many tokens, prompt and output reserved as the engine does) ran at once.
+    Where some request waited for long, the most that ran at once is the server's capacity; where none did, it is a lower bound that
+    constrains nothing, and defaults are used.
+    """
+    origin = {k: "given" for k, v in given.items() if v is not None}
+    groups = _groups(log, given["engines"])
+    engines = sum(n for _, n in groups)
+    if log.engine is not None and given["engines"] is None:
+        origin["engines"] = "log"
+    defaults = {"engines": 1, "max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS}
+    defaults["kv_capacity_tokens"] = min(int((log.isl + log.osl).sum()), MOST_TOKENS)
+    if log.queue_wait_s is not None and log.queue_wait_s.max() > log.tpot_s[log.osl > 1].max(initial=0.0) and engines == len(groups):
+        for name, each in (("max_num_seqs", np.ones(len(log))), ("kv_capacity_tokens", log.isl + log.osl)):
+            defaults[name] = min(int(max(_most_at_once(log, part, each) for part, _ in groups)), MOST_TOKENS)
+            origin.setdefault(name, "log")
+    value = {k: given[k] if given[k] is not None else default for k, default in defaults.items()}
+    value["engines"] = engines
+    return Limits(**value, batching=batching, origin={k: origin.get(k, "default") for k in value})
+
+
+def _groups(log: RequestLog, engines: int | None) -> list[tuple[NDArray[np.int64], int]]:
+    """(requests, number of engines that they are dealt to in turn) of each independent part of the replay."""
+    if engines is not None or log.engine is None:
+        return [(np.arange(len(log)), engines or 1)]
+    names = np.array(log.engine)
+    return [(np.flatnonzero(names == name), 1) for name in dict.fromkeys(log.engine)]
+
+
+def _most_at_once(log: RequestLog, part: NDArray[np.int64], each: NDArray[np.float64]) -> float:
+    """Largest sum of `each` [R] over requests of `part` between admission and finish; at a tie, those that finish leave first."""
+    admit = log.admit_s
+    assert admit is not None
+    times = np.concatenate([log.finish_s[part], admit[part]])
+    change = np.concatenate([-each[part], each[part]])
+    return float(np.cumsum(change[np.argsort(times, kind="stable")]).max())
+
+
+def _check(log: RequestLog, limits: Limits) -> None:
+    """Refuse requests that never fit."""
+    need = log.isl + log.osl
+    if (bad := np.flatnonzero(need > limits.kv_capacity_tokens)).size:
+        i = bad[0]
+        raise InputError(
+            f"{log.name}, row {log.line[i]}: needs {need[i]:.0f} tokens of KV cache, more than the {limits.kv_capacity_tokens} of an engine, "
+            f"and so do {len(bad) - 1} others; raise --kv-capacity-tokens"
+        )
+
+
+def replay(log: RequestLog, coefficients: Coefficients, limits: Limits) -> Replay:
+    """Run the log's arrivals and lengths through the engines. Times are seconds since the first arrival, energies joules of all GPUs."""
+    n = len(log)
+    admit, first, finish = np.empty(n), np.empty(n), np.empty(n)
+    step_j, busy_s = 0.0, 0.0
+    sizes = _sizes(log, coefficients, limits)
+    explicit = limits.engines if limits.origin["engines"] == "given" else None
+    for part, engines in _groups(log, explicit):
+        arrival = log.arrival_s[part]
+        zero = np.zeros(len(part), np.int32)
+        requests = Requests(arrival, arrival, log.isl[part].astype(np.int32), log.osl[part].astype(np.int32), zero)
+        case = Case(_fleet(coefficients, limits, engines), RoundRobin(), requests, lambda times: np.zeros((len(times), 1)))
+        horizon_steps = _horizon_steps(log)
+        simulation = Simulation([case], window_s=WINDOW_S, horizon_steps=horizon_steps, sizes=sizes)
+        while not simulation.done:
+            (advance,) = simulation.advance()
+            f = advance.finished
+            at = part[f.first : f.first + len(f.finish_s)]
+            admit[at], first[at], finish[at] = f.admit_s, f.first_token_s, f.finish_s
+            step_j += float(advance.prefill_j.sum() + advance.decode_j.sum())
+            # Busy time of all engines, the drain after the last arrival included.
+            busy_s += float((engines * STEP_WINDOWS * WINDOW_S - advance.idle_s).sum())
+        sizes = simulation.sizes  # what has grown need not grow again
+    power = coefficients.power.idle_w_per_gpu * coefficients.setup.tp
+    idle_s = max(limits.engines * float(finish.max()) - busy_s, 0.0)
+    return Replay(admit_s=admit, first_token_s=first, finish_s=finish, step_j=step_j, idle_j=idle_s * power)
+
+
+def _horizon_steps(log: RequestLog) -> int:
+    return math.floor(float(log.arrival_s[-1]) / (STEP_WINDOWS * WINDOW_S)) + 2
+
+
+def _sizes(log: RequestLog, coefficients: Coefficients, limits: Limits) -> Sizes:
+    """First guesses of the static shapes; the simulation grows those that prove too small."""
+    step_s, horizon_steps = STEP_WINDOWS * WINDOW_S, _horizon_steps(log)
+    busiest = int(np.diff(first_requests(log.arrival_s, WINDOW_S, STEP_WINDOWS, horizon_steps)).max())
+    shortest = coefficients.shortest_decode_s(min(limits.max_num_seqs, len(log)), min(limits.kv_capacity_tokens, int(log.isl.sum())))
+    passes = min(_up(1.2 * step_s / max(shortest, 1e-3) + 8, 8), 512)
+    return Sizes(
+        slots=min(limits.max_num_seqs, _up(len(log), 16)),
+        requests=_up(min(len(log), 4096) + 64, 512),
+        step_requests=_up(busiest, 16),
+        transit=_up(busiest + 64, 64),
+        passes=passes,
+        steps=max(8, min(int(CHUNK_BYTES // (passes * limits.engines * 8)), MOST_STEPS, _up(horizon_steps / 2, 8))),
+        step_windows=STEP_WINDOWS,
+    )
+
+
+def _up(value: float, multiple: int) -> int:
+    return math.ceil(value / multiple) * multiple
+
+
+def _fleet(coefficients: Coefficients, limits: Limits, engines: int) -> Fleet:
+    """One data centre of `engines` engines, one a node, and one scheduler at its side; nothing but the engine matters here."""
+    tp = coefficients.setup.tp
+    table = {
+        "name": "replay",
+        "start_time": "2024-01-01T00:00:00Z",
+        "horizon_s": WINDOW_S * STEP_WINDOWS,
+        "ledger_s": WINDOW_S * STEP_WINDOWS,
+        "sites": [{"name": "server", "region": "here", "zone": "none", "pue": 1.0, "nodes": engines, "gpus_per_node": tp}],
+        "engine": {
+            "coefficients": coefficients.model_dump(mode="json", exclude_none=True),
+            "batching": limits.batching,
+            "max_num_seqs": limits.max_num_seqs,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "kv_capacity_tokens": limits.kv_capacity_tokens,
+        },
+        "dispatch": {"window_s": WINDOW_S},
+        "provisioner": {"poll_s": WINDOW_S * STEP_WINDOWS},
+        "grid": {"kind": "constant", "ci_g_per_kwh": {"none": 0.0}},
+        "workload": {"kind": "poisson", "rate_req_per_s": 1.0, "lengths": {"isl": 1, "osl": 1}},
+        "slo": {"ttft_s": 1.0, "tpot_s": 1.0},
+        "schedulers": [{"name": "front", "region": "here", "sites": ["server"]}],
+        "policies": [{"kind": "round_robin"}],
+    }
+    return build_fleet(parse_scenario(table))
