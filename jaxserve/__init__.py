@@ -8,7 +8,9 @@ results["greedy-0.5"].ledger        # energy and carbon by interval and DC, with
 """
 
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 # XLA's loader of cached CPU code takes LLVM tuning hints (+prefer-no-gather) for missing CPU features and says so at length on every load.
@@ -55,3 +57,14 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+class _Package(ModuleType):
+    """`jaxserve.run` is the function, although importing the module of that name would put the module in its place."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -18,6 +18,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 LONGEST_LINE = 800
 """Characters of an error: a name that is repeated in it may be of any length."""
 
+INTERRUPTED = 130
+"""Exit code of what Ctrl-C ended."""
+
 ScenarioArgument = Annotated[str, typer.Argument(help="A shipped scenario (see `jaxserve list`) or a .toml file.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a field, e.g. workload.rate_req_per_s=40; repeat at will.")
@@ -40,8 +43,12 @@ def run(
     if resume and out is None:
         raise InputError("--resume needs the --out of the run to go on with")
     out = out or Path("runs") / f"{Path(scenario).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with _progress() as progress:
-        results = run_scenario(scenario, overrides=overrides or [], out=out, resume=resume, progress=progress)
+    try:
+        with _progress() as progress:
+            results = run_scenario(scenario, overrides=overrides or [], out=out, resume=resume, progress=progress)
+    except KeyboardInterrupt:
+        print("jaxserve: interrupted; what is written so far is kept, go on with --resume", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
     if as_json:
         print((results.folder / "summary.json").read_text(encoding="utf-8"), end="")
         return
@@ -94,6 +101,52 @@ def check(scenario: ScenarioArgument, overrides: SetOption = None) -> None:
         print(f"- {note}")
 
 
+@app.command()
+def validate(
+    log: Annotated[Path, typer.Argument(help="CSV: arrival_s, isl, osl, ttft_s, tpot_s; perhaps queue_wait_s, engine, energy_j.")],
+    coefficients: Annotated[str, typer.Option(help="A shipped set (see `jaxserve list`) or a coefficients file.")],
+    where: Annotated[list[str] | None, typer.Option(metavar="COLUMN=VALUE", help="Keep rows of one setup; repeat at will.")] = None,
+    engines: Annotated[int | None, typer.Option(help="Deal requests to N engines in turn; default: as logged, or one.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Batch capacity; default: as the log shows, or 256.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Token budget of a prefill step; default 8192.")] = None,
+    kv_capacity_tokens: Annotated[int | None, typer.Option(help="KV cache; default: as the log shows, or never short.")] = None,
+    batching: Annotated[str, typer.Option(help="prefill_first or study.")] = "prefill_first",
+    ttft_from: Annotated[str, typer.Option(help="What the log's TTFT counts from: arrival, queued or admitted.")] = "arrival",
+    count_from: Annotated[float, typer.Option(metavar="S", help="Count only requests from S seconds after the first on.")] = 0.0,
+    as_json: JsonOption = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the report, the figure and the requests.")] = None,
+) -> None:
+    """Replay a real request log with all decisions fixed, and report the error of TTFT, TPOT and energy by load."""
+    from jaxserve.analysis import validation_report as report
+    from jaxserve.validate import validate as replay_log
+
+    result = replay_log(
+        log,
+        coefficients,
+        engines=engines,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_capacity_tokens=kv_capacity_tokens,
+        batching=batching,
+        ttft_from=ttft_from,
+        where=where or [],
+        count_from_s=count_from,
+    )
+    if out is not None:
+        report.write(result, out)
+    if as_json:
+        print(report.as_json(result))
+        return
+    console = Console()
+    console = console if console.is_terminal else Console(width=150)  # a pipe has no width of its own
+    console.print(report.headline(result), highlight=False)
+    console.print(report.table(result))
+    for note in result.notes:
+        console.print(f"- {note}", style="dim", highlight=False)
+    if out is not None:
+        console.print(f"Report: {out}", highlight=False)
+
+
 @app.command(name="list")
 def list_shipped() -> None:
     """The scenarios, coefficients and policies that come with the package."""
@@ -144,9 +197,6 @@ def main() -> None:
     except InputError as error:
         print(f"jaxserve: {_one_line(str(error))}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("jaxserve: interrupted; what is written so far is kept, go on with --resume", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

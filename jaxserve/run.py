@@ -3,7 +3,6 @@
 import importlib.metadata
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from jaxserve.policies.registry import build_policy, resolve_policies
 from jaxserve.scenario.compile import Compiled, compile_scenario
 from jaxserve.scenario.load import load_scenario, to_toml
 from jaxserve.scenario.spec import Scenario
-from jaxserve.store import ENGINES, LEDGER, REQUESTS, SUMMARY, Folder, RunWriter, read_pieces, write_json
+from jaxserve.store import ENGINES, LEDGER, REQUESTS, SUMMARY, Folder, RunWriter, Scratch, read_pieces, write_json
 
 CHECKPOINT_EVERY_S = 10.0
 """Wall seconds between checkpoints: a killed run loses at most this much work and one chunk."""
@@ -44,6 +43,7 @@ class Run:
     label: str
     folder: Path
     summary: dict[str, Any]
+    _keep: Scratch | None = field(default=None, repr=False)  # its folder lives as long as it does
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -74,7 +74,7 @@ class Results:
     folder: Path
     runs: dict[str, Run]
     notes: tuple[str, ...]
-    _keep: Any = field(default=None, repr=False)  # a temporary folder lives as long as its results
+    _keep: Scratch | None = field(default=None, repr=False)
 
     def __getitem__(self, label: str) -> Run:
         return self.runs[label]
@@ -111,8 +111,8 @@ def run(
     policies = resolve_policies(scenario.policies)
     scenario = scenario.model_copy(update={"policies": policies}).with_absolute_paths(base)
     compiled = compile_scenario(scenario, base)
-    keep = tempfile.TemporaryDirectory(prefix="jaxserve-") if out is None else None
-    final = Path(keep.name) / "run" if keep else Path(str(out))
+    keep = Scratch() if out is None else None
+    final = keep.path / "run" if keep else Path(str(out))
     folder = None
     try:
         folder = Folder(final, to_toml(scenario), compiled.fingerprint(), resume=resume)
@@ -130,11 +130,11 @@ def run(
         raise InputError(f"{error.filename or final}: cannot write results ({reason}); {advice}") from error
 
 
-def _open(scenario: Scenario, folder: Path, notes: tuple[str, ...], keep: Any) -> Results:
+def _open(scenario: Scenario, folder: Path, notes: tuple[str, ...], keep: Scratch | None) -> Results:
     runs = {}
     for policy in scenario.policies:
         label = policy["label"]
-        runs[label] = Run(label, folder / label, json.loads((folder / label / SUMMARY).read_text(encoding="utf-8")))
+        runs[label] = Run(label, folder / label, json.loads((folder / label / SUMMARY).read_text(encoding="utf-8")), keep)
     left = _left_range([run.summary["steps_outside_valid_range"] for run in runs.values()])
     return Results(scenario, folder, runs, (*notes, *left), keep)
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import tempfile
+import weakref
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -57,6 +59,14 @@ class Folder:
         self.work.rename(self.final)
         (self.final / INPUTS).unlink(missing_ok=True)
         return self.final
+
+
+class Scratch:
+    """A temporary folder that goes when the last object that holds on to it does, without a word."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="jaxserve-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 class RunWriter:

@@ -5,7 +5,7 @@ are the log's; everything after them is predicted.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxserve.analysis.observed import held_while_waiting
 from jaxserve.analysis.validation import Replay, Validation, evaluate
 from jaxserve.engine.model import Fleet, Sizes
 from jaxserve.engine.simulate import Case, Requests, Simulation, first_requests
@@ -21,6 +22,7 @@ from jaxserve.perf.coefficients import Coefficients, load_coefficients
 from jaxserve.perf.request_log import RequestLog, parse_log, parse_where
 from jaxserve.policies.simple import RoundRobin
 from jaxserve.scenario.compile import build_fleet
+from jaxserve.scenario.load import parse_scenario
 from jaxserve.scenario.rawfile import open_input
 
 Batching = Literal["prefill_first", "study"]
@@ -29,6 +31,8 @@ STEP_WINDOWS = 10
 """Nothing is decided or observed in a replay: these only cut the run into pieces and change no result."""
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 256, 8192
 """Where neither an option nor the log says: vLLM's defaults of batch capacity, and of the token budget on a data-centre GPU."""
+SAME = 0.9
+"""A median of running requests above this share of the most means that their number was what was full."""
 MOST_ENGINES = 10_000
 MOST_SEQS = 65_536
 MOST_TOKENS = 2**31 - 1
@@ -93,12 +97,12 @@ def validate(
     return evaluate(read, replay(read, loaded, limits), loaded, label, vars(limits), counted)
 
 
-def find_limits(log: RequestLog, given: dict[str, int | None], batching: Batching) -> Limits:
+def find_limits(log: RequestLog, given: Mapping[str, int | None], batching: Batching) -> Limits:
     """The limits given, else those that the log shows the server to have had, else defaults.
 
-    A log with queue waits shows how many requests (and how many tokens, prompt and output reserved as the engine does) ran at once.
-    Where some request waited for long, the most that ran at once is the server's capacity; where none did, it is a lower bound that
-    constrains nothing, and defaults are used.
+    A log with queue waits shows what ran while requests waited. If that was (nearly) always the same number of requests, the batch
+    capacity held the others back; if not, memory did, and the engine's KV capacity, which reserves prompt and output at admission, is the
+    median reserved meanwhile. Where nobody waited for longer than a token takes, the log shows no limit.
     """
     origin = {k: "given" for k, v in given.items() if v is not None}
     groups = _groups(log, given["engines"])
@@ -106,14 +110,24 @@ def find_limits(log: RequestLog, given: dict[str, int | None], batching: Batchin
     if log.engine is not None and given["engines"] is None:
         origin["engines"] = "log"
     defaults = {"engines": 1, "max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS}
-    defaults["kv_capacity_tokens"] = min(int((log.isl + log.osl).sum()), MOST_TOKENS)
-    if log.queue_wait_s is not None and log.queue_wait_s.max() > log.tpot_s[log.osl > 1].max(initial=0.0) and engines == len(groups):
-        for name, each in (("max_num_seqs", np.ones(len(log))), ("kv_capacity_tokens", log.isl + log.osl)):
-            defaults[name] = min(int(max(_most_at_once(log, part, each) for part, _ in groups)), MOST_TOKENS)
-            origin.setdefault(name, "log")
-    value = {k: given[k] if given[k] is not None else default for k, default in defaults.items()}
+    defaults["kv_capacity_tokens"] = min(int((log.isl + log.osl).sum()) + 1, MOST_TOKENS)
+    held = [h for part, n in groups if n == 1 and (h := held_while_waiting(log.select(_mask(log, part)))) is not None]
+    if held and given["max_num_seqs"] is None and given["kv_capacity_tokens"] is None:
+        running, most, reserved = (max(column) for column in zip(*held, strict=True))
+        name, value = ("max_num_seqs", running) if running >= SAME * most else ("kv_capacity_tokens", reserved)
+        defaults[name], origin[name] = max(int(value), int((log.isl + log.osl).max()) if name == "kv_capacity_tokens" else 1), "log"
+    value: dict[str, int] = {}
+    for k, default in defaults.items():
+        chosen = given[k]
+        value[k] = default if chosen is None else chosen
     value["engines"] = engines
     return Limits(**value, batching=batching, origin={k: origin.get(k, "default") for k in value})
+
+
+def _mask(log: RequestLog, part: NDArray[np.int64]) -> NDArray[np.bool_]:
+    mask = np.zeros(len(log), bool)
+    mask[part] = True
+    return mask
 
 
 def _groups(log: RequestLog, engines: int | None) -> list[tuple[NDArray[np.int64], int]]:
@@ -124,22 +138,13 @@ def _groups(log: RequestLog, engines: int | None) -> list[tuple[NDArray[np.int64
     return [(np.flatnonzero(names == name), 1) for name in dict.fromkeys(log.engine)]
 
 
-def _most_at_once(log: RequestLog, part: NDArray[np.int64], each: NDArray[np.float64]) -> float:
-    """Largest sum of `each` [R] over requests of `part` between admission and finish; at a tie, those that finish leave first."""
-    admit = log.admit_s
-    assert admit is not None
-    times = np.concatenate([log.finish_s[part], admit[part]])
-    change = np.concatenate([-each[part], each[part]])
-    return float(np.cumsum(change[np.argsort(times, kind="stable")]).max())
-
-
 def _check(log: RequestLog, limits: Limits) -> None:
     """Refuse requests that never fit."""
     need = log.isl + log.osl
     if (bad := np.flatnonzero(need > limits.kv_capacity_tokens)).size:
         i = bad[0]
         raise InputError(
-            f"{log.name}, row {log.line[i]}: needs {need[i]:.0f} tokens of KV cache, more than the {limits.kv_capacity_tokens} of an engine, "
+            f"{log.name}, row {log.line[i]}: needs {need[i]:.0f} tokens of KV cache, more than an engine's {limits.kv_capacity_tokens}, "
             f"and so do {len(bad) - 1} others; raise --kv-capacity-tokens"
         )
 
@@ -149,6 +154,7 @@ def replay(log: RequestLog, coefficients: Coefficients, limits: Limits) -> Repla
     n = len(log)
     admit, first, finish = np.empty(n), np.empty(n), np.empty(n)
     step_j, busy_s = 0.0, 0.0
+    outside: dict[str, tuple[int, int]] = {}
     sizes = _sizes(log, coefficients, limits)
     explicit = limits.engines if limits.origin["engines"] == "given" else None
     for part, engines in _groups(log, explicit):
@@ -166,10 +172,13 @@ def replay(log: RequestLog, coefficients: Coefficients, limits: Limits) -> Repla
             step_j += float(advance.prefill_j.sum() + advance.decode_j.sum())
             # Busy time of all engines, the drain after the last arrival included.
             busy_s += float((engines * STEP_WINDOWS * WINDOW_S - advance.idle_s).sum())
+        for phase, (out, steps) in simulation.steps_outside().items():
+            before = outside.get(phase, (0, 0))
+            outside[phase] = before[0] + out, before[1] + steps
         sizes = simulation.sizes  # what has grown need not grow again
     power = coefficients.power.idle_w_per_gpu * coefficients.setup.tp
     idle_s = max(limits.engines * float(finish.max()) - busy_s, 0.0)
-    return Replay(admit_s=admit, first_token_s=first, finish_s=finish, step_j=step_j, idle_j=idle_s * power)
+    return Replay(admit_s=admit, first_token_s=first, finish_s=finish, step_j=step_j, idle_j=idle_s * power, steps_outside=outside)
 
 
 def _horizon_steps(log: RequestLog) -> int:
@@ -221,4 +230,4 @@ def _fleet(coefficients: Coefficients, limits: Limits, engines: int) -> Fleet:
         "schedulers": [{"name": "front", "region": "here", "sites": ["server"]}],
         "policies": [{"kind": "round_robin"}],
     }
-    return build_fleet(parse_scenario(table))
+    return build_fleet(parse_scenario(table, "replay", Path()))

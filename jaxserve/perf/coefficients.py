@@ -17,6 +17,9 @@ from jaxserve.perf.latency import DecodeTime, PrefillTime, TwoPieceDecodeTime
 from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
 from jaxserve.tomlfile import read_toml
 
+LARGEST = 1e12
+"""Magnitude of a coefficient in seconds, joules, watts or tokens, far beyond any engine's."""
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -134,6 +137,24 @@ class Coefficients(_Strict):
             raise ValueError("prefill_time: b0 + tok_slope_below must be above 0 s, or a prefill step takes no time")
         if self.decode_time.alpha0 <= 0:
             raise ValueError("decode_time.alpha0 must be above 0 s, or a decode step takes no time")
+        return self
+
+    @model_validator(mode="after")
+    def _no_number_beyond_use(self) -> "Coefficients":
+        # Their products with times, batches and carbon intensity must stay finite.
+        for table in ("prefill_time", "decode_time", "prefill_energy", "decode_energy", "power"):
+            for name, value in getattr(self, table).model_dump().items():
+                if isinstance(value, float) and abs(value) > LARGEST:
+                    raise ValueError(f"{table}.{name} = {value:g} is beyond {LARGEST:g}; check its unit")
+        return self
+
+    @model_validator(mode="after")
+    def _warnings_are_sentences(self) -> "Coefficients":
+        parts = {"fit": self.fit} | {f"fit.{name}": part for name, part in self.fit.items() if isinstance(part, dict)}
+        for name, part in parts.items():
+            warnings = part.get("warnings", [])
+            if not isinstance(warnings, list) or not all(isinstance(warning, str) for warning in warnings):
+                raise ValueError(f"{name}.warnings must be a list of texts")
         return self
 
     @property

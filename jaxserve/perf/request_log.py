@@ -150,9 +150,7 @@ def _rows(lines: Iterable[str], name: str) -> tuple[list[str], list[tuple[int, l
     reader = csv.reader(lines, strict=True)
     rows: list[tuple[int, list[str]]] = []
     try:
-        for fields in reader:
-            if any(field.strip() for field in fields):
-                rows.append((reader.line_num, fields))
+        rows.extend((reader.line_num, fields) for fields in reader if any(field.strip() for field in fields))
     except csv.Error as error:
         raise InputError(f"{name}, row {reader.line_num}: is not CSV ({error}); export the log again") from None
     if len(rows) < 2:
@@ -176,7 +174,7 @@ def _find(name: str, at: Mapping[str, int]) -> dict[str, str]:
             found[quantity] = held[0]
         elif column.required:
             raise InputError(
-                f"{name}, row 1: there is no column {quantity} ({column.text}, {column.unit}; also known as {', '.join(column.names[1:])}); "
+                f"{name}, row 1: there is no column {quantity} ({column.text}, {column.unit}; or named {', '.join(column.names[1:])}); "
                 f"the columns are {', '.join(at)[:200]}"
             )
     return found

@@ -48,7 +48,7 @@ class _Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-CarbonIntensity = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+CarbonIntensity = Annotated[float, Field(strict=True, ge=0, le=1e6, allow_inf_nan=False)]
 """gCO2eq/kWh. Strict, so that neither text nor true becomes a number."""
 
 

@@ -85,11 +85,11 @@ def _set(node: Any, keys: list[str], value: Any, override: str) -> None:
             if rest:
                 _set(node[i], rest, value, override)
             else:
-                node[i] = copy.deepcopy(value)  # else a later override of one entry would change them all
+                node[i] = copy.deepcopy(value)
     elif isinstance(node, dict):
         if rest:
             _set(node.setdefault(key, {}), rest, value, override)
         else:
-            node[key] = value
+            node[key] = copy.deepcopy(value)  # entries of a list that are set by * must stay apart
     else:
         raise InputError(f"--set {override}: {json.dumps(node, default=str)} has no field {key!r}")

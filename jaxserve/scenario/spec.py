@@ -23,7 +23,8 @@ MOST_WINDOWS = 2**31 - 1
 MOST_LEDGER_ROWS = 20_000_000
 MOST_KV_TOKENS = 10**12
 LONGEST_DELAY_S = 86_400.0
-Milliseconds = Annotated[float, Field(ge=0, le=1e3 * LONGEST_DELAY_S, allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]
+Budget = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Delay = Annotated[float, Field(ge=0, le=LONGEST_DELAY_S, allow_inf_nan=False)]
 
 
@@ -39,7 +40,7 @@ class Site(_Strict):
     """Looks up `network.rtt_ms`."""
     zone: Name
     """Electricity Maps zone of its grid."""
-    pue: float = Field(ge=1, allow_inf_nan=False)
+    pue: float = Field(ge=1, le=100, allow_inf_nan=False)
     nodes: int = Field(ge=1, le=1_000_000)
     gpus_per_node: int = Field(ge=1, le=1024)
 
@@ -106,8 +107,8 @@ class Network(_Strict):
 class Slo(_Strict):
     """Latency budgets of every request."""
 
-    ttft_s: Seconds
-    tpot_s: Seconds
+    ttft_s: Budget
+    tpot_s: Budget
 
 
 class Scheduler(_Strict):

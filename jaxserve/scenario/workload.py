@@ -161,7 +161,8 @@ def _from_trace(
         notes.append(f"arrivals compressed in time by {scale:g} (arrival times divided by it)")
     reach = arrival[-1]
     if spec.loop and period < horizon_s:
-        _check_size(horizon_s / period * len(rows), "lower horizon_s or lengthen the slice")
+        most = horizon_s / period * len(rows) if period > 0 else math.inf
+        _check_size(most, "lower horizon_s or lengthen the slice")
         copies = math.ceil(horizon_s / period)
         arrival = (np.arange(copies)[:, None] * period + arrival).ravel()
         arrival = np.maximum.accumulate(arrival)  # rounding at the seam of two copies must not swap neighbours

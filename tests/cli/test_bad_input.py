@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import importlib
 import os
 import resource
 import subprocess
@@ -15,16 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 import tomli_w
 
-import jaxserve.run
 import jaxserve.store
 from jaxserve.perf.coefficients import load_coefficients
 from tests.cli.helpers import ABSENT, Outcome, call, write_scenario
 
+RUN = importlib.import_module("jaxserve.run")  # the attribute of that name is the function
 TRACE = {"workload": {"kind": "trace", "path": "trace.csv"}}
 GRID = {"grid": {"kind": "file", "path": "ci.csv"}}
 HEAD, AZURE = "arrival_s,isl,osl\n", "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 HOURS = "datetime_utc,FR,PL\n2022-01-04T10:00Z,1,2\n2022-01-04T11:00Z,3,4\n2022-01-04T12:00Z,5,6\n"
-INLINE: dict[str, Any] = load_coefficients("llama-3.1-8b_tp1_a100").model_dump(exclude={"source"}, exclude_none=True)
+INLINE: dict[str, Any] = load_coefficients("llama-3.1-8b_tp1_a100").model_dump(exclude={"source", "fit", "valid_range"}, exclude_none=True)
 
 # Id: (changes of the scenario, what the sentence must hold).
 SCENARIOS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -39,6 +40,7 @@ SCENARIOS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "sites no list": ({"sites": 3}, ("sites: must be a list (got 3)",)),
     "site no table": ({"sites.0": "clean"}, ("sites.0: must be a table",)),
     "PUE below 1": ({"sites.0.pue": 0.99}, ("sites.0.pue: must be at least 1 (got 0.99)",)),
+    "PUE in percent": ({"sites.0.pue": 115.0}, ("sites.0.pue: must be at most 100 (got 115.0)",)),
     "PUE NaN": ({"sites.0.pue": float("nan")}, ("sites.0.pue: must be a finite number (got nan)",)),
     "PUE text": ({"sites.0.pue": "1.1"}, ("sites.0.pue: must be a number (got '1.1')",)),
     "zero nodes": ({"sites.1.nodes": 0}, ("sites.1.nodes: must be at least 1 (got 0)",)),
@@ -89,6 +91,7 @@ SCENARIOS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "RTT missing": ({"network.rtt_ms": {}}, ("network.rtt_ms: no round-trip time between 'here'", "site dirty")),
     "RTT asymmetric": ({"network.rtt_ms.there": {"here": 90.0}}, ("network.rtt_ms: here to there is 80 ms but there to here is 90 ms",)),
     "RTT negative": ({"network.rtt_ms.here.there": -1.0}, ("network.rtt_ms.here.there: must be at least 0",)),
+    "RTT in microseconds": ({"network.rtt_ms.here.there": 80_000.0}, ("network.rtt_ms.here.there: must be at most 60000",)),
     "RTT infinite": ({"network.rtt_ms.here.there": float("inf")}, ("network.rtt_ms.here.there: must be a finite number",)),
     "RTT of a region named like a tag": ({"network.rtt_ms.table": {"file": "far"}}, ("network.rtt_ms.table.file: must be a number",)),
     "RTT of an unknown region": (
@@ -109,6 +112,7 @@ SCENARIOS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("decision_latency.seconds: must be at least 0",),
     ),
     "SLO zero": ({"slo.tpot_s": 0}, ("slo.tpot_s: must be above 0 (got 0",)),
+    "SLO beyond any": ({"slo.ttft_s": 1e308}, ("slo.ttft_s: must be at most 1e+09",)),
     "no policies": ({"policies": []}, ("policies: must have at least 1 entry",)),
     "policies no tables": ({"policies": ["greedy"]}, ("policies.0: must be a table",)),
     "unknown policy": ({"policies.0.kind": "magic"}, ("policies.0.kind: there is no policy 'magic'; known are round_robin",)),
@@ -188,6 +192,7 @@ SCENARIOS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "unknown grid": ({"grid": {"kind": "live"}}, ("grid.kind: must be one of 'constant', 'table', 'file' (got 'live')",)),
     "grid no table": ({"grid": 300}, ("grid: must be a table",)),
     "constant CI negative": ({"grid.ci_g_per_kwh.PL": -5.0}, ("grid.ci_g_per_kwh.PL: must be at least 0 (got -5.0)",)),
+    "constant CI in milligrams": ({"grid.ci_g_per_kwh.PL": 7e7}, ("grid.ci_g_per_kwh.PL: must be at most 1e+06",)),
     "constant CI text": ({"grid.ci_g_per_kwh.PL": "700"}, ("grid.ci_g_per_kwh.PL: must be a number (got '700')",)),
     "constant CI NaN": ({"grid.ci_g_per_kwh": float("nan")}, ("grid.ci_g_per_kwh: must be a finite number (got nan)",)),
     "constant CI of no zone": ({"grid.ci_g_per_kwh": {"FR": 50.0}}, ("grid.ci_g_per_kwh: has no zone PL",)),
@@ -224,7 +229,7 @@ def refuse(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
     def never(*_: Any) -> None:
         raise AssertionError("the fault was not found before the run began")
 
-    monkeypatch.setattr(jaxserve.run, "_run_policy", never)
+    monkeypatch.setattr(RUN, "_run_policy", never)
     monkeypatch.chdir(tmp_path)
 
     def run(scenario: str | Path, *parts: str, arguments: tuple[str, ...] = ()) -> None:
@@ -356,6 +361,11 @@ TRACES: dict[str, tuple[str | bytes, dict[str, Any], tuple[str, ...]]] = {
     "slice beyond the trace": (HEAD + "0,1,1\n", {"slice_start_s": 9.0}, ("workload.slice_start_s: no request of",)),
     "horizon before the trace": (HEAD + "100,1,1\n", {}, ("horizon_s: the first request of", "arrives at 100 s")),
     "loop of no length": (HEAD + "0,1,1\n0,1,1\n", {"loop": True}, ("workload.loop: ",)),
+    "loop compressed to no length": (
+        HEAD + "0,1,1\n1e-20,1,1\n",
+        {"loop": True, "rate_scale": 1e308, "rate_method": "compress"},
+        ("workload: about inf requests",),
+    ),
     "loop of almost no length": (HEAD + "0,1,1\n5e-324,1,1\n", {"loop": True}, ("workload",)),
     "compressed to nothing": (HEAD + "1,1,1\n", {"rate_scale": 1e-320, "rate_method": "compress"}, ("horizon_s: the first request of",)),
     "thinned to nothing": (HEAD + "1,1,1\n", {"rate_scale": 1e-9, "rate_method": "thin"}, ("workload.rate_scale: thinning",)),
@@ -459,6 +469,10 @@ COEFFICIENTS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "negative": ("prefill_time.tok_slope_below", -1e-4, ("prefill_time.tok_slope_below: must be at least 0",)),
     "negative power": ("power.idle_w_per_gpu", -50.0, ("power.idle_w_per_gpu: must be at least 0",)),
     "TP 0": ("setup.tp", 0, ("setup.tp: must be at least 1",)),
+    "energy beyond use": ("decode_energy.e_dec0", 1e300, ("decode_energy.e_dec0 = 1e+300 is beyond 1e+12; check its unit",)),
+    "warnings that are none": ("fit", {"warnings": 5}, ("fit.warnings must be a list of texts",)),
+    "a warning that is none": ("fit", {"decode_time": {"warnings": [5]}}, ("fit.decode_time.warnings must be a list of texts",)),
+    "range backwards": ("valid_range", {"decode_time": {"batch": [1.0]}}, ("valid_range.decode_time.batch",)),
     "another version": ("schema_version", 2, ("schema_version: must be 1 (got 2)",)),
     "decode step of no time": ("decode_time.alpha0", 0.0, ("decode_time.alpha0 must be above 0 s",)),
     "decode step negative for a full batch": ("decode_time.alpha1", -1e-3, (".decode_time: a step could last -", "max_num_seqs = 16")),
@@ -489,7 +503,7 @@ def test_coefficients_inline_and_in_a_file(case: str, refuse: Refuse, tmp_path: 
     table = _inline(path, value)
     refuse(write_scenario(tmp_path, {"engine.coefficients": table}), "engine.coefficients", *parts)
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(table))
-    where = "engine.coefficients" if "a step" in parts[0] or "the shortest" in parts[0] or "unit" in parts[-1] else "mine.toml: "
+    where = "engine.coefficients" if parts[0].startswith(".") else "mine.toml: "  # what only shows with the engine is told of the scenario
     refuse(write_scenario(tmp_path, {"engine.coefficients": "mine.toml"}), where, *parts)
 
 
@@ -580,7 +594,7 @@ def no_space(*_: Any, **__: Any) -> Any:
 def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # One run after another in one folder, each stopped by the next kind of file that finds no room; the last one is whole.
     scenario, out = write_scenario(tmp_path), tmp_path / "out"
-    monkeypatch.setattr(jaxserve.run, "CHECKPOINT_EVERY_S", 0.0)
+    monkeypatch.setattr(RUN, "CHECKPOINT_EVERY_S", 0.0)
     sentence = ("No space left on device", "make room, then go on with --resume")
     with monkeypatch.context() as full:
         full.setattr(Path, "mkdir", no_space)
@@ -633,7 +647,7 @@ def test_a_write_that_the_system_refuses(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_damaged_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     scenario, out = write_scenario(tmp_path), tmp_path / "out"
     with monkeypatch.context() as full:
-        full.setattr(jaxserve.run, "_run_policy", no_space)
+        full.setattr(RUN, "_run_policy", no_space)
         refused(call(capsys, full, "run", scenario, "--out", out), out, "No space left")
     checkpoint = tmp_path / "out.partial" / "round_robin" / "checkpoint.npz"
     for content in (

@@ -1,0 +1,165 @@
+"""A run that is killed half way and started again with `--resume` ends with the bytes of one that was never stopped."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.cli.helpers import call, write_scenario
+
+DRIVER = """
+import importlib, os, sys
+from pathlib import Path
+
+run = importlib.import_module("jaxserve.run")
+run.CHECKPOINT_EVERY_S = 0.0  # after every chunk
+scenario, out, policy, share, signal = sys.argv[1:]
+checkpoint = Path(out + ".partial") / policy / "checkpoint.npz"
+
+def progress(label, done):
+    # Told before the checkpoint of this chunk: its rows are written already, and must be forgotten.
+    if label == policy and done >= float(share) and checkpoint.exists():
+        os.kill(os.getpid(), int(signal))
+
+run.run(scenario, out=out, progress=progress)
+"""
+SLOW_CLI = """
+import importlib, time
+
+importlib.import_module("jaxserve.run").CHECKPOINT_EVERY_S = 0.0
+store = importlib.import_module("jaxserve.store")
+honest = store.RunWriter.checkpoint
+
+def slow(self, state):
+    honest(self, state)
+    time.sleep(0.3)  # long enough to be caught at it
+
+store.RunWriter.checkpoint = slow
+importlib.import_module("jaxserve.cli").main()
+"""
+POLICIES = ("round_robin", "greedy-0.5")
+TABLES = ("requests.parquet", "ledger.parquet", "engines.parquet")
+
+
+@pytest.fixture(scope="module")
+def scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Several chunks long, under load, with requests that are rejected and a policy that remembers what it sent."""
+    changes = {
+        "horizon_s": 400.0,
+        "ledger_s": 0.1,
+        "workload": {"kind": "poisson", "rate_req_per_s": 8.0, "lengths": {"distribution": "openorca"}},
+        "engine.max_model_len": 900,
+        "engine.oversize": "reject",
+        "policies": [{"kind": "round_robin"}, {"kind": "greedy"}],
+    }
+    return write_scenario(tmp_path_factory.mktemp("scenario"), changes)
+
+
+def drive(scenario: Path, out: Path, policy: str, share: float, sign: int) -> subprocess.Popen[str]:
+    """A run in a process of its own that signals itself at a share of the horizon."""
+    arguments = [scenario, out, policy, str(share), str(int(sign))]
+    return subprocess.Popen([sys.executable, "-c", DRIVER, *arguments], stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(scenario: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing stopped."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    process = drive(scenario, out, "nobody", 2.0, signal.SIGKILL)
+    _, said = process.communicate(timeout=180)
+    assert process.returncode == 0, said
+    assert pq.ParquetFile(out / POLICIES[0] / "requests.parquet").num_row_groups > 3  # several chunks
+    statuses = pq.read_table(out / POLICIES[0] / "requests.parquet", columns=["status"])["status"].to_pylist()
+    assert statuses.count("rejected") > 10
+    return out
+
+
+def assert_same_bytes(out: Path, uninterrupted: Path) -> None:
+    """All tables and the resolved scenario agree, and nothing of the way there is left."""
+    assert {path.relative_to(out) for path in out.rglob("*")} == {path.relative_to(uninterrupted) for path in uninterrupted.rglob("*")}
+    for name in ("scenario.toml", *(f"{label}/{table}" for label in POLICIES for table in TABLES)):
+        assert (out / name).read_bytes() == (uninterrupted / name).read_bytes(), name
+    assert not list(out.parent.glob("*.partial"))
+
+
+@pytest.mark.parametrize(("policy", "share"), [("round_robin", 0.5), ("greedy-0.5", 0.7)])
+def test_killed_half_way(
+    policy: str,
+    share: float,
+    scenario: Path,
+    uninterrupted: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, partial = tmp_path / "out", tmp_path / "out.partial"
+    process = drive(scenario, out, policy, share, signal.SIGKILL)
+    process.communicate(timeout=180)
+    assert process.returncode == -signal.SIGKILL
+    assert not out.exists() and (partial / policy / "checkpoint.npz").exists() and not (partial / policy / "summary.json").exists()
+
+    # Without --resume it is left as it is.
+    outcome = call(capsys, monkeypatch, "run", scenario, "--out", out)
+    assert outcome.code == 2 and "out.partial: an unfinished run is here; go on with --resume" in outcome.err
+    # Nor does another scenario go on with it.
+    outcome = call(capsys, monkeypatch, "run", scenario, "--out", out, "--resume", "--set", "seed=2")
+    assert outcome.code == 2 and "the unfinished run is of another scenario" in outcome.err
+
+    finished = {path: path.stat().st_mtime_ns for path in partial.rglob("*.parquet")}
+    outcome = call(capsys, monkeypatch, "run", scenario, "--out", out, "--resume")
+    assert outcome.code == 0, outcome.err
+    assert_same_bytes(out, uninterrupted)
+    if policy != POLICIES[0]:  # a policy that was whole is not run again
+        kept = partial / POLICIES[0] / "requests.parquet"
+        assert (out / POLICIES[0] / "requests.parquet").stat().st_mtime_ns == finished[kept]
+
+
+def stamp(path: Path) -> int:
+    """When a file was last written; 0 for one that is not there."""
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def test_stopped_from_outside_then_again(
+    scenario: Path, uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # By Ctrl-C, and a second time, by force, while it goes on.
+    out = tmp_path / "out"
+    checkpoint = tmp_path / "out.partial" / POLICIES[0] / "checkpoint.npz"
+    for arguments, sign in (([], signal.SIGINT), (["--resume"], signal.SIGKILL)):
+        before, began = stamp(checkpoint), time.monotonic()
+        command = [sys.executable, "-c", SLOW_CLI, "run", scenario, "--out", out, *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        while process.poll() is None and time.monotonic() < began + 120 and stamp(checkpoint) == before:
+            time.sleep(0.005)
+        process.send_signal(sign)
+        _, said = process.communicate(timeout=60)
+        if sign == signal.SIGINT:
+            assert (process.returncode, said) == (130, "jaxserve: interrupted; what is written so far is kept, go on with --resume\n")
+        else:
+            assert (process.returncode, said) == (-signal.SIGKILL, "")
+    assert not out.exists()
+    outcome = call(capsys, monkeypatch, "run", scenario, "--out", out, "--resume")
+    assert outcome.code == 0, outcome.err
+    assert_same_bytes(out, uninterrupted)
+
+
+def test_a_trace_that_changed_in_between(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # The scenario is the same text, the requests are not: half of one trace and half of another would be no result.
+    out, trace = tmp_path / "out", tmp_path / "trace.csv"
+    rows = [f"{t / 2},{100 + t},20" for t in range(800)]
+    trace.write_text("arrival_s,isl,osl\n" + "\n".join(rows))
+    changes = {"horizon_s": 400.0, "ledger_s": 0.1, "workload": {"kind": "trace", "path": "trace.csv"}}
+    scenario = write_scenario(tmp_path, changes)
+    process = drive(scenario, out, POLICIES[0], 0.4, signal.SIGKILL)
+    process.communicate(timeout=180)
+    assert process.returncode == -signal.SIGKILL
+    honest = trace.read_text()
+    trace.write_text(honest.replace(",600,", ",601,"))
+    outcome = call(capsys, monkeypatch, "run", scenario, "--out", out, "--resume")
+    assert outcome.code == 2 and "the unfinished run read another trace or grid file under the same name" in outcome.err
+    trace.write_text(honest)
+    assert call(capsys, monkeypatch, "run", scenario, "--out", out, "--resume").code == 0
