@@ -116,12 +116,18 @@ def find_limits(log: RequestLog, given: Mapping[str, int | None], batching: Batc
         running, most, reserved = (max(column) for column in zip(*held, strict=True))
         name, value = ("max_num_seqs", running) if running >= SAME * most else ("kv_capacity_tokens", reserved)
         defaults[name], origin[name] = max(int(value), int((log.isl + log.osl).max()) if name == "kv_capacity_tokens" else 1), "log"
-    value: dict[str, int] = {}
+    chosen: dict[str, int] = {}
     for k, default in defaults.items():
-        chosen = given[k]
-        value[k] = default if chosen is None else chosen
-    value["engines"] = engines
-    return Limits(**value, batching=batching, origin={k: origin.get(k, "default") for k in value})
+        option = given[k]
+        chosen[k] = default if option is None else option
+    return Limits(
+        engines=engines,
+        max_num_seqs=chosen["max_num_seqs"],
+        max_num_batched_tokens=chosen["max_num_batched_tokens"],
+        kv_capacity_tokens=chosen["kv_capacity_tokens"],
+        batching=batching,
+        origin={k: origin.get(k, "default") for k in chosen},
+    )
 
 
 def _mask(log: RequestLog, part: NDArray[np.int64]) -> NDArray[np.bool_]:

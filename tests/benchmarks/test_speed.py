@@ -108,7 +108,8 @@ def test_second_process_compiles_nothing(tmp_path: Path) -> None:
         "import jax, jaxserve, sys\n"
         "from jax import monitoring\n"
         "misses = [0]\n"
-        "monitoring.register_event_listener(lambda e, **_: misses.__setitem__(0, misses[0] + (e == '/jax/compilation_cache/cache_misses')))\n"
+        "missed = '/jax/compilation_cache/cache_misses'\n"
+        "monitoring.register_event_listener(lambda e, **_: misses.__setitem__(0, misses[0] + (e == missed)))\n"
         "jaxserve.run('two-region', overrides=['horizon_s=10.0'], out=sys.argv[1])\n"
         "print(misses[0])"
     )
@@ -116,7 +117,9 @@ def test_second_process_compiles_nothing(tmp_path: Path) -> None:
     for out in ("first", "second"):
         environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
         began = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code, str(tmp_path / out)], env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / out)], env=environment, capture_output=True, text=True, check=True
+        )
         counts.append(int(done.stdout.split()[-1]))
         report(f"cache, {out} process", cache_misses=counts[-1], wall_s=time.perf_counter() - began)
     assert counts[1] == 0

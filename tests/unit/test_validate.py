@@ -1,0 +1,197 @@
+"""`jaxserve validate`: the replay of a request log, its error tables, its output, and what it says to bad input."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxserve.analysis.validation import error_table, load_groups
+from jaxserve.errors import InputError
+from jaxserve.perf.request_log import parse_log, parse_where
+from jaxserve.validate import find_limits, read_log, replay, validate
+from tests.cli.helpers import call
+from tests.request_logs import COEFFICIENTS, written_log
+
+GIVEN = {"engines": None, "max_num_seqs": 16, "max_num_batched_tokens": 2048, "kv_capacity_tokens": 20_000}
+HEADER = "arrival_s,isl,osl,ttft_s,tpot_s"
+ROW = "0.0,100,10,0.2,0.02"
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log that the engine itself wrote."""
+    return written_log(tmp_path_factory.mktemp("log") / "log.csv", COEFFICIENTS, n=120, rate=8.0, limits=GIVEN)
+
+
+def test_the_engines_own_log_is_replayed_exactly(log: Path):
+    result = validate(log, COEFFICIENTS, max_num_seqs=16, max_num_batched_tokens=2048, kv_capacity_tokens=20_000)
+    for metric, e in result.errors["all"].items():
+        if metric != "load":
+            assert e["mape_percent"] < 0.01, metric
+            assert abs(e["p99_error_percent"]) < 0.01
+    assert {"low load", "middle load", "high load"} < set(result.errors)
+    assert sum(result.errors[f"{g} load"]["ttft_s"]["requests"] for g in ("low", "middle", "high")) == 120
+
+
+def test_slower_decoding_shows_as_that_error(log: Path):
+    slow = COEFFICIENTS.model_copy(update={"decode_time": COEFFICIENTS.decode_time.model_copy(update={"alpha0": 0.02})})
+    errors = validate(log, slow, max_num_seqs=16, max_num_batched_tokens=2048, kv_capacity_tokens=20_000).errors["all"]
+    assert errors["tpot_s"]["mean_error_percent"] > 10
+
+
+def test_batch_capacity_is_read_off_a_log_whose_requests_wait(tmp_path: Path):
+    limits = GIVEN | {"max_num_seqs": 4}
+    path = written_log(tmp_path / "log.csv", COEFFICIENTS, n=80, rate=20.0, limits=limits)
+    found = find_limits(read_log(path), dict.fromkeys(GIVEN), "prefill_first")
+    assert (found.max_num_seqs, found.origin["max_num_seqs"]) == (4, "log")
+    assert found.origin["kv_capacity_tokens"] == "default"
+
+
+def test_logged_engines_are_replayed_one_by_one(tmp_path: Path):
+    path = written_log(tmp_path / "log.csv", COEFFICIENTS, n=60, rate=8.0, limits=GIVEN, engines=2)
+    limits = {"max_num_seqs": 16, "max_num_batched_tokens": 2048, "kv_capacity_tokens": 20_000}
+    logged = validate(path, COEFFICIENTS, **limits)
+    in_turn = validate(path, COEFFICIENTS, engines=2, **limits)
+    one = validate(path, COEFFICIENTS, engines=1, **limits)
+    assert logged.limits["engines"] == 2
+    assert logged.errors["all"]["e2e_s"]["mape_percent"] < 0.01
+    np.testing.assert_allclose(logged.replay.finish_s, in_turn.replay.finish_s, atol=1e-5)
+    assert one.errors["all"]["e2e_s"]["mape_percent"] > 1
+
+
+def test_total_energy_is_compared(tmp_path: Path, log: Path):
+    read = read_log(log)
+    found = replay(read, COEFFICIENTS, find_limits(read, GIVEN, "prefill_first"))
+    total = found.step_j + found.idle_j
+    lines = log.read_text().splitlines()
+    (tmp_path / "log.csv").write_text("\n".join([f"{lines[0]},energy_j", *(f"{line},{total / 120}" for line in lines[1:])]))
+    result = validate(
+        tmp_path / "log.csv", COEFFICIENTS, max_num_seqs=16, max_num_batched_tokens=2048, kv_capacity_tokens=20_000, ttft_from="arrival"
+    )
+    assert result.energy is not None
+    assert result.energy["error_percent"] == pytest.approx(0.0, abs=1e-3)
+    assert found.idle_j >= 0
+
+
+def test_idle_and_step_energy_of_one_request(tmp_path: Path):
+    """Two requests a minute apart, by hand: the engine idles from the end of the first to the arrival of the second."""
+    lines = [HEADER, "0,100,1,0.2,", "60,100,1,0.2,"]
+    read = parse_log(lines, "two")
+    found = replay(read, COEFFICIENTS, find_limits(read, GIVEN, "prefill_first"))
+    one = float(COEFFICIENTS.prefill_energy_model()(100.0, 100.0**2))
+    busy = float(COEFFICIENTS.prefill_time_model()(100.0, 1.0, 100.0**2))
+    assert found.step_j == pytest.approx(2 * one)
+    assert found.idle_j == pytest.approx((60 - busy) * COEFFICIENTS.power.idle_w_per_gpu)
+
+
+def test_errors_of_known_numbers():
+    e = error_table(np.array([1.0, 2.0]), np.array([1.1, 1.8]))
+    assert e["mape_percent"] == pytest.approx(10.0)
+    assert e["mean_error_percent"] == pytest.approx(100 * (2.9 / 3.0 - 1))
+
+
+def test_equal_loads_stay_together():
+    groups = load_groups(np.array([1, 1, 1, 1, 5, 9]))
+    assert sorted(sum(g.astype(int) for g in groups.values())) == [1] * 6
+    assert groups["low"].sum() == 4
+    assert set(load_groups(np.ones(5, int))) == {"low"}
+
+
+def test_names_units_and_waits_are_understood():
+    text = ["arrival_time_s,prompt_tokens,output_toks,ttft_ms,mean_tpot_ms,queue_wait_s,note", "5,10,3,200,20,0.1,x", "4,10,1,300,,0,y"]
+    read = parse_log(text, "log", {}, "admitted")
+    assert read.arrival_s.tolist() == [0.0, 1.0]
+    assert read.ttft_s.tolist() == pytest.approx([0.3, 0.3])
+    assert read.finish_s.tolist() == pytest.approx([0.3, 1.34])
+    assert read.in_system().tolist() == [1, 1]
+    assert read.unused == ("note",)
+
+
+def test_the_command_prints_writes_and_names_another_gpu(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    lines = log.read_text().splitlines()
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join([f"{lines[0]},gpu", *(f"{line},{'X' if i % 2 else 'L40'}" for i, line in enumerate(lines[1:]))]))
+    options = ["--coefficients", "llama-3.1-8b_tp1_a100", "--max-num-seqs", "16"]
+    assert "--where gpu=L40" in call(capsys, monkeypatch, "validate", path, *options).err
+    done = call(capsys, monkeypatch, "validate", path, *options, "--where", "gpu=X", "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert "differs from the log's (X)" in " ".join(done.out.split())
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"report.md", "validation.json", "requests.csv", "predicted_vs_measured.png"}
+    assert "| all" in (tmp_path / "out" / "report.md").read_text()
+    told = json.loads(call(capsys, monkeypatch, "validate", path, *options, "--where", "gpu=X", "--json", "--count-from", "2").out)
+    assert told["requests"] == 60 > told["counted"]
+    assert told["limits"]["max_num_seqs"] == 16
+
+
+BAD_LOGS = {
+    "no rows": (HEADER, "holds no request"),
+    "a missing column": ("arrival_s,isl,osl,tpot_s\n0,1,1,0.1", "row 1: there is no column ttft_s"),
+    "a column twice": (f"{HEADER},isl\n{ROW},3", "row 1: the column isl appears more than once"),
+    "two names of one quantity": (f"{HEADER},ttft_ms\n{ROW},3", "row 1: the columns ttft_s and ttft_ms hold the same quantity"),
+    "text": (f"{HEADER}\n{ROW}\n0,ten,1,0.1,0.1", "row 3, column isl: 'ten' is not a number"),
+    "an empty cell": (f"{HEADER}\n0,10,5,,0.1", "row 2, column ttft_s: is empty"),
+    "NaN": (f"{HEADER}\nnan,10,5,0.1,0.1", "row 2, column arrival_s: nan is not a finite number"),
+    "a short row": (f"{HEADER}\n{ROW}\n0,10", "row 3: has 2 field(s) where the header has 5"),
+    "half a token": (f"{HEADER}\n0,10.5,5,0.1,0.1", "row 2, column isl: 10.5 is not a whole number"),
+    "no output": (f"{HEADER}\n0,10,0,0.1,0.1", "row 2, column osl: 0 is below 1 tokens"),
+    "a negative time": (f"{HEADER}\n0,10,5,-0.1,0.1", "row 2, column ttft_s: -0.1 is below 0 s"),
+    "no TTFT": (f"{HEADER}\n0,10,5,0,0.1", "row 2, column ttft_s: 0 s cannot be"),
+    "no TPOT": (f"{HEADER}\n0,10,5,0.1,", "row 2, column tpot_s: is empty though the request made 5 tokens"),
+    "milliseconds": (f"{HEADER}\n0,10,5,100,20", "let the column's name end in _ms"),
+    "nanoseconds": (f"{HEADER}\n{ROW}\n1.7e18,10,5,0.1,0.1", "give arrivals in seconds"),
+    "a wait beyond the TTFT": (f"{HEADER},queue_wait_s\n{ROW},0.5", "say --ttft-from admitted"),
+    "several GPUs": (f"{HEADER},gpu\n{ROW},A\n{ROW},B", "choose one with --where gpu=A"),
+    "more than the cache": (f"{HEADER}\n0,30000,5,0.1,0.1", "row 2: needs 30005 tokens of KV cache"),
+    "binary data": ("\0\1\2", "holds binary data"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LOGS)
+def test_a_bad_log_is_one_sentence(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    text, sentence = BAD_LOGS[case]
+    path = tmp_path / "log.csv"
+    path.write_text(text)
+    out = tmp_path / "out"
+    options = ["--coefficients", "llama-3.1-8b_tp1_a100", "--kv-capacity-tokens", "20000", "--out", out]
+    done = call(capsys, monkeypatch, "validate", path, *options)
+    assert done.code == 2
+    assert sentence in done.err
+    assert done.err.count("\n") == 1
+    assert "Traceback" not in done.err
+    assert path.name in done.err
+    assert not out.exists()
+
+
+BAD_OPTIONS = {
+    "--where gpu": "must be COLUMN=VALUE",
+    "--where gpu=X": "there is no such column",
+    "--where isl=7": "no row has isl = 7; the column holds 100",
+    "--batching both": "must be prefill_first or study",
+    "--ttft-from noon": "must be one of arrival, queued, admitted",
+    "--ttft-from admitted": "needs the column queue_wait_s",
+    "--engines 0": "--engines 0: must be from 1 to",
+    "--max-num-seqs -3": "--max-num-seqs -3: must be from 1 to",
+    "--kv-capacity-tokens 50": "raise --kv-capacity-tokens",
+    "--count-from 9": "arrives at 0 s",
+    "--count-from nan": "must be at least 0 s",
+    "--coefficients none": "there is no such coefficients file",
+}
+
+
+@pytest.mark.parametrize("option", BAD_OPTIONS)
+def test_a_bad_option_is_one_sentence(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "log.csv"
+    path.write_text(f"{HEADER}\n{ROW}")
+    done = call(capsys, monkeypatch, "validate", path, "--coefficients", "llama-3.1-8b_tp1_a100", *option.split(" "))
+    assert done.code == 2
+    assert BAD_OPTIONS[option] in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_missing_log_is_one_sentence(tmp_path: Path):
+    with pytest.raises(InputError, match="no such file"):
+        validate(tmp_path / "none.csv", COEFFICIENTS)
+    assert parse_where(["gpu = RTX 4090"]) == {"gpu": "RTX 4090"}
