@@ -1,6 +1,7 @@
 """Step-time and energy coefficients from measurements, with their uncertainty."""
 
-# jaxserve switches jax to float64 when it is imported, which every module here does.
+# First of all: it switches jax to float64 and quiets XLA's loader, which takes effect only before jax is loaded.
+import jaxserve  # noqa: F401
 from calibration_fit.fit import FitResult, fit, fit_all
 from calibration_fit.forms import DECODE_ENERGY, DECODE_TIME, PREFILL_ENERGY, PREFILL_TIME, TWO_PIECE_DECODE_TIME, Form
 from calibration_fit.measurements import Measurements, Setup, read_measurements

@@ -18,6 +18,7 @@ from calibration_fit.report import write_report
 from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES
 from calibration_fit.vllm_json import read_vllm
 from jaxserve.errors import InputError
+from jaxserve.perf.coefficients import load_coefficients, shipped_names
 from jaxserve.perf.power import PrefillEnergy
 
 IDLE_W, HOST_W = 60.0, 300.0
@@ -34,7 +35,7 @@ def calibrate(
     tp: Annotated[int | None, typer.Option(help="Keep rows of this tensor parallel size (or give it).")] = None,
     gpu: Annotated[str | None, typer.Option(help="Keep rows of this GPU (or name it).")] = None,
     where: Annotated[list[str] | None, typer.Option(help="Keep rows with COLUMN=VALUE; may be repeated.")] = None,
-    base: Annotated[Path | None, typer.Option(help="Coefficients file for the tables that are not measured.")] = None,
+    base: Annotated[Path | None, typer.Option(help="Coefficients file, or shipped set, for the tables that are not measured.")] = None,
     form: Annotated[str, typer.Option(help="Decode form: auto (by held-out error), study or two_piece.")] = "auto",
     samples: Annotated[int, typer.Option(help="Bootstrap resamples.", min=20)] = BOOTSTRAP_SAMPLES,
     idle_w: Annotated[float | None, typer.Option(help="Idle power of one GPU, W.")] = None,
@@ -99,9 +100,11 @@ def _pairs(where: list[str]) -> dict[str, str]:
 
 
 def _base(path: Path | None) -> dict[str, Any]:
-    """Tables of a coefficients file."""
+    """Tables of a coefficients file, or of a shipped set by name."""
     if path is None:
         return {}
+    if str(path) in shipped_names():
+        return load_coefficients(str(path)).model_dump(exclude_none=True)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
