@@ -170,7 +170,7 @@ def _left_range(runs: Sequence[Mapping[str, Sequence[int]]]) -> list[str]:
         outside, total = (sum(run[phase][i] for run in runs) for i in (0, 1))
         if outside:
             sentences.append(
-                f"{outside} of {total} {phase} steps ({outside / total:.1%}) lie outside the range in which their coefficients "
+                f"{outside} of {total} {phase} steps ({outside / total:.2%}) lie outside the range in which their coefficients "
                 "were measured (valid_range in scenario.toml)"
             )
     return sentences
