@@ -15,6 +15,7 @@ from jaxserve.policies.simple import LeastLoaded, RoundRobin
 from tests.oracle.model import OracleScenario
 
 MOST_REQUESTS = 320  # of a random scenario, rounded up
+MOST_WINDOWS = 10_000  # the longest drain takes 4,200
 CHUNK_WINDOWS = 64  # about a horizon: most scenarios end in the second chunk
 
 
@@ -139,6 +140,7 @@ def run_lanes(scenarios: list[OracleScenario], policies: list[AbstractPolicy], s
 def finish(scenarios: list[OracleScenario], simulation: Simulation, advances: list[list[Advance]]) -> list[EngineResult]:
     """Run a simulation to its end; `advances` are the chunks that it has made already."""
     while not simulation.done:
+        assert simulation.next_step * simulation.sizes.step_windows < MOST_WINDOWS, "requests that never finish"
         advances.append(simulation.advance())
     step = simulation.sizes.step_windows
     return [collect(s, [chunk[i] for chunk in advances], simulation.engine_s(i), step) for i, s in enumerate(scenarios)]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.engine.control import AbstractPolicy, StepRequests, View
+from jaxserve.engine.control import AbstractPolicy, AbstractRequestPolicy, StepRequests, View
 from jaxserve.engine.model import Arrivals, Fleet
 from jaxserve.engine.state import Schedulers, Snapshot
 from jaxserve.perf.latency import DecodeTime, PrefillTime
@@ -91,15 +91,27 @@ def random_moment(policy: AbstractPolicy, seed: int, world_seed: int) -> Moment:
     return Moment(fleet, arrivals, snapshot, schedulers, requests)
 
 
-@eqx.filter_jit
 def _route(policy: AbstractPolicy, *moment: Any) -> tuple[jax.Array, Schedulers]:
     return policy.route(*moment)
 
 
+_route_once = eqx.filter_jit(_route)
+_route_lanes = eqx.filter_jit(eqx.filter_vmap(_route, in_axes=(None, 0, 0, 0, 0, 0)))
+
+
+def as_arrays(tree: Any) -> Any:
+    """Every number as an array: a Python number would be compiled in, and compile again for the next."""
+    return jax.tree.map(jnp.asarray, tree)
+
+
+def parts(moment: Moment) -> list[Any]:
+    """The arguments of `route`."""
+    return [as_arrays(part) for part in vars(moment).values()]
+
+
 def route(policy: AbstractPolicy, moment: Moment) -> tuple[np.ndarray, Schedulers]:
     """Places of the step's requests (those of the empty places cut off), and the schedulers after it."""
-    # As arrays, so that fleets of one shape compile once.
-    place, after = _route(policy, jax.tree.map(jnp.asarray, moment.fleet), *list(vars(moment).values())[1:])
+    place, after = _route_once(as_arrays(policy), *parts(moment))
     assert place.shape == (ROOM,)
     assert jnp.issubdtype(place.dtype, jnp.integer)
     return np.asarray(place)[: int(moment.requests.start[-1])], after
@@ -141,8 +153,8 @@ class TestEveryPolicy:
 
     def test_maps_over_lanes(self, kind: str, world_seed: int):
         policy, three = default_policy(kind), moments(kind, world_seed)[:3]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *[tuple(vars(m).values()) for m in three])
-        place, after = jax.jit(jax.vmap(lambda *moment: policy.route(*moment)))(*stacked)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(parts(moment) for moment in three))
+        place, after = _route_lanes(as_arrays(policy), *stacked)
         for i, moment in enumerate(three):
             alone, memory = route(policy, moment)
             np.testing.assert_array_equal(place[i][: len(alone)], alone)
@@ -281,10 +293,12 @@ def by_the_page(view: View, isl: float, osl: float) -> list[tuple[float, float]]
     return found
 
 
-@eqx.filter_jit
+_estimate = eqx.filter_jit(estimate)
+
+
 def estimate_of(view: View, isl: float, osl: float) -> Any:
     """Compiled, as the engine runs it."""
-    return estimate(view, jnp.float64(isl), jnp.float64(osl))
+    return _estimate(*as_arrays((view, isl, osl)))
 
 
 def test_estimates_worked_by_hand():
@@ -347,13 +361,19 @@ def test_estimates_by_brute_force():
 
 
 @eqx.filter_jit
-def _choose(policy: Any, view: View, isl: float, osl: float, memory: Any) -> Any:
-    return policy.choose(view, jnp.float64(isl), jnp.float64(osl), memory)
+def _choose(policy: Any, view: View, isl: Any, osl: Any, memory: Any) -> Any:
+    return policy.choose(view, isl, osl, memory)
 
 
-def choice(policy: Any, view: View, isl: float, osl: float) -> int:
+def choose(policy: AbstractRequestPolicy, view: View, isl: float, osl: float, memory: Any) -> tuple[int, Any]:
+    """Place that a policy chooses, and its memory after it."""
+    place, after = _choose(*as_arrays((policy, view, isl, osl, memory)))
+    return int(place), after
+
+
+def choice(policy: AbstractRequestPolicy, view: View, isl: float, osl: float) -> int:
     """Place that a policy chooses for its first request."""
-    return int(_choose(policy, view, isl, osl, policy.init())[0])
+    return choose(policy, view, isl, osl, policy.init())[0]
 
 
 @pytest.mark.parametrize("signal", ["ci", "pue_ci"])
@@ -379,14 +399,14 @@ def test_greedy_by_brute_force(alpha: float):
         expected = by_the_page(view, isl, osl)
         feasible = [d for d, (ttft, tpot) in enumerate(expected) if ttft <= 1.0 and tpot <= 0.2]
         latency = [ttft + osl * tpot for ttft, tpot in expected]
-        place, turn = _choose(Greedy.of(alpha), view, isl, osl, jnp.int32(2))
+        place, turn = choose(Greedy.of(alpha), view, isl, osl, jnp.int32(2))
         if feasible:
             longest, dirtiest = max(latency[d] for d in feasible), max(float(view.ci[d]) for d in feasible)
             score = {d: alpha * latency[d] / longest + (1 - alpha) * float(view.ci[d]) / dirtiest for d in feasible}
-            assert (int(place), int(turn)) == (min(score, key=score.__getitem__), 2)
+            assert (place, int(turn)) == (min(score, key=score.__getitem__), 2)
         else:
             fell_back += 1
-            assert (int(place), int(turn)) == (2, 0)  # the last of three, and round again
+            assert (place, int(turn)) == (2, 0)  # the last of three, and round again
     assert 0 < fell_back < 40
 
 
