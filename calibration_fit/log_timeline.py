@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from calibration_fit.measurements import Setup, Source
-from calibration_fit.rows import Rows
+from calibration_fit.rows import Rows, prefill_steps
 from jaxserve.perf.request_log import RequestLog
 
 TOGETHER_S = 1e-5
@@ -50,7 +50,7 @@ def prefill_groups(admit: np.ndarray, first: np.ndarray) -> list[tuple[np.ndarra
 
 def prefill_rows(log: RequestLog, groups: list[tuple[np.ndarray, float]], setup: Setup, source: Source, budget: int) -> Rows:
     """One row a group: its prompts packed into steps of at most `budget` tokens, which together last the measured time."""
-    packed = [_pack(log.isl[members].astype(int), budget) for members, _ in groups]
+    packed = [prefill_steps(log.isl[members].astype(int).tolist(), budget) for members, _ in groups]
     terms = max(len(steps) for steps in packed)
     inputs, weight = np.ones((3, len(groups), terms)), np.zeros((len(groups), terms))
     for g, steps in enumerate(packed):
@@ -62,21 +62,6 @@ def prefill_rows(log: RequestLog, groups: list[tuple[np.ndarray, float]], setup:
     measured = np.array([seconds for _, seconds in groups])
     file, n = np.full(len(groups), source.path, dtype=object), len(groups)
     return Rows(setup, (source,), file, row, batch, length, inputs, weight, np.zeros(n), measured, np.zeros(n, bool))
-
-
-def _pack(lengths: np.ndarray, budget: int) -> list[tuple[int, int, int]]:
-    """(N, B, S2) of each step (engine contract, step 3)."""
-    steps, n, pieces, squares = [], 0, 0, 0
-    for length in lengths:
-        done = 0
-        while done < length:
-            take = min(int(length) - done, budget - n)
-            n, pieces, squares = n + take, pieces + 1, squares + (done + take) ** 2 - done**2
-            done += take
-            if n == budget:
-                steps.append((n, pieces, squares))
-                n = pieces = squares = 0
-    return steps + ([(n, pieces, squares)] if n else [])
 
 
 def timeline(first: np.ndarray, finish: np.ndarray, isl: np.ndarray, osl: np.ndarray, windows: list[tuple[float, float]]) -> Timeline:

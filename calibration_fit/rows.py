@@ -128,15 +128,15 @@ def _end_to_end_rows(m: Measurements, form: Form, prefill: Callable[..., np.ndar
 def prefill_total(prefill: Callable[..., np.ndarray], batch: float, isl: float, quantity: str) -> float:
     """Time or energy of prefilling `batch` prompts of `isl` tokens, packed into steps as in the engine contract, step 3."""
     total = 0.0
-    for n, pieces, sum_sq in prefill_steps(int(batch), int(isl)):
+    for n, pieces, sum_sq in prefill_steps([int(isl)] * int(batch)):
         total += float(prefill(n, pieces, sum_sq) if quantity == "time_s" else prefill(n, sum_sq))
     return total
 
 
-def prefill_steps(batch: int, isl: int, budget: int = PREFILL_STEP_TOKENS) -> list[tuple[int, int, int]]:
-    """(N, B, S2) of each step when `batch` prompts of `isl` tokens are packed in order and split at the budget."""
+def prefill_steps(lengths: Sequence[int], budget: int = PREFILL_STEP_TOKENS) -> list[tuple[int, int, int]]:
+    """(N, B, S2) of each step when prompts of `lengths` tokens are packed in order and split at the budget (engine contract, step 3)."""
     steps, n, pieces, sum_sq = [], 0, 0, 0
-    for _ in range(batch):
+    for isl in lengths:
         done = 0
         while done < isl:
             take = min(isl - done, budget - n)

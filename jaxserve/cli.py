@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -52,11 +52,9 @@ def run(
     if as_json:
         print((results.folder / "summary.json").read_text(encoding="utf-8"), end="")
         return
-    console = Console()
-    console = console if console.is_terminal else Console(width=120)  # a pipe has no width of its own
+    console = _console(120)
     console.print(table(results.frame))
-    for note in results.notes:
-        console.print(f"- {note}", style="dim", highlight=False)
+    _tell(console, results.notes)
     console.print(f"Results: {results.folder}", highlight=False)
 
 
@@ -137,12 +135,10 @@ def validate(
     if as_json:
         print(report.as_json(result))
         return
-    console = Console()
-    console = console if console.is_terminal else Console(width=150)  # a pipe has no width of its own
+    console = _console(150)
     console.print(report.headline(result), highlight=False)
     console.print(report.table(result))
-    for note in result.notes:
-        console.print(f"- {note}", style="dim", highlight=False)
+    _tell(console, result.notes)
     if out is not None:
         console.print(f"Report: {out}", highlight=False)
 
@@ -161,6 +157,17 @@ def list_shipped() -> None:
     for name, (parameters, _) in REGISTRY.items():
         fields = ", ".join(f"{n}={f.default}" for n, f in parameters.model_fields.items() if n not in ("kind", "label"))
         print(f"policy        {name}({fields}): {(parameters.__doc__ or '').strip()}")
+
+
+def _console(width: int) -> Console:
+    """The terminal, or a page of `width` columns where there is none: a pipe has no width of its own."""
+    console = Console()
+    return console if console.is_terminal else Console(width=width)
+
+
+def _tell(console: Console, notes: Sequence[str]) -> None:
+    for note in notes:
+        console.print(f"- {note}", style="dim", highlight=False)
 
 
 @contextmanager

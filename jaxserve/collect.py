@@ -1,5 +1,6 @@
 """From what the engine brings, chunk by chunk, to the tables of a run folder."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,8 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from jaxserve.analysis.metrics import Summary, summarise
 from jaxserve.engine.simulate import Advance, Finished
-from jaxserve.perf.coefficients import Coefficients
 from jaxserve.scenario.compile import Compiled
 from jaxserve.units import J_PER_KWH
 
@@ -37,9 +38,7 @@ class EnergyLedger:
     def frame(self) -> pd.DataFrame:
         """`ledger.parquet`: facility_j and carbon_g include PUE."""
         c, s = self.c, self.c.scenario
-        coefficients = s.engine.coefficients
-        assert isinstance(coefficients, Coefficients)
-        power, tp = coefficients.power, coefficients.setup.tp
+        power, tp = s.coefficients.power, s.coefficients.setup.tp
         edges = np.minimum(np.arange(self.sums.shape[1] + 1) * c.ledger_windows, c.horizon_windows) * s.dispatch.window_s
         start, seconds = edges[:-1], np.diff(edges)
         prefill_j, decode_j, idle_s = self.sums
@@ -152,3 +151,17 @@ def _locate(compiled: Compiled, engine: NDArray[Any]) -> tuple[NDArray[Any], NDA
     nodes = np.array([site.nodes for site in compiled.scenario.sites])[dc]
     within = engine - starts[dc]
     return dc, (within % nodes).astype(np.int32), (within // nodes).astype(np.int32)
+
+
+def metrics(compiled: Compiled, requests: Iterable[pd.DataFrame], ledger: pd.DataFrame, engines: pd.DataFrame, drain_j: float) -> Summary:
+    """The headline metrics of a run from its tables, judged by the scenario's own budgets and horizon."""
+    s = compiled.scenario
+    return summarise(
+        requests,
+        ledger,
+        engines,
+        slo_ttft_s=s.slo.ttft_s,
+        slo_tpot_s=s.slo.tpot_s,
+        horizon_s=s.horizon_s,
+        drain_energy_j=drain_j,
+    )

@@ -18,9 +18,9 @@ import xarray as xr
 
 from jaxserve.analysis.compare import compare
 from jaxserve.analysis.dataset import ledger_dataset, summary_dataset
-from jaxserve.analysis.metrics import REQUEST_COLUMNS, summarise
+from jaxserve.analysis.metrics import REQUEST_COLUMNS
 from jaxserve.analysis.plots import save_figures
-from jaxserve.collect import EnergyLedger, RequestRows, engine_frame
+from jaxserve.collect import EnergyLedger, RequestRows, engine_frame, metrics
 from jaxserve.engine.simulate import Case, Simulation
 from jaxserve.errors import InputError
 from jaxserve.policies.registry import build_policy, resolve_policies
@@ -214,21 +214,13 @@ def _run_policy(compiled: Compiled, policy: dict[str, Any], writer: RunWriter, p
     wall_s, compile_s = time.perf_counter() - began, _compile_s[0] - compiled_before
     frame, engines = ledger.frame(), engine_frame(compiled, simulation.engine_s())
     writer.finish(rows.schema, frame, engines)
-    metrics = summarise(
-        read_pieces(writer.folder / REQUESTS, list(REQUEST_COLUMNS)),
-        frame,
-        engines,
-        slo_ttft_s=s.slo.ttft_s,
-        slo_tpot_s=s.slo.tpot_s,
-        horizon_s=s.horizon_s,
-        drain_energy_j=float(ledger.drain_j[0]),
-    )
+    pieces = read_pieces(writer.folder / REQUESTS, list(REQUEST_COLUMNS))
     writer.summarise(
         {
             "scenario": s.name,
             "policy": policy,
             "seed": s.seed,
-            "metrics": metrics,
+            "metrics": metrics(compiled, pieces, frame, engines, float(ledger.drain_j[0])),
             "signal": f"{compiled.grid.signal} carbon intensity ({compiled.grid.basis}), {compiled.grid.source}",
             "counts": compiled.requests.counts | compiled.grid.counts,
             "steps_outside_valid_range": simulation.steps_outside(),

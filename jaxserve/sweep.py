@@ -12,8 +12,7 @@ import pandas as pd
 import xarray as xr
 
 from jaxserve.analysis.dataset import summary_dataset
-from jaxserve.analysis.metrics import summarise
-from jaxserve.collect import EnergyLedger, RequestRows, engine_frame
+from jaxserve.collect import EnergyLedger, RequestRows, engine_frame, metrics
 from jaxserve.engine.model import Sizes
 from jaxserve.engine.simulate import Case, Simulation
 from jaxserve.errors import InputError
@@ -88,14 +87,12 @@ def _run_all(compiled: list[Compiled], policies: list[Any], names: list[str]) ->
             ledgers[i].add(advance)
             frames[i].append(rows[i].table(advance.finished).to_pandas())
     return [
-        summarise(
+        metrics(
+            c,
             [*frames[i], rows[i].rest().to_pandas()],
             ledgers[i].frame(),
             engine_frame(c, simulation.engine_s(i)),
-            slo_ttft_s=c.scenario.slo.ttft_s,
-            slo_tpot_s=c.scenario.slo.tpot_s,
-            horizon_s=c.scenario.horizon_s,
-            drain_energy_j=float(ledgers[i].drain_j[0]),
+            float(ledgers[i].drain_j[0]),
         )
         for i, c in enumerate(compiled)
     ]

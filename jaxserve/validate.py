@@ -21,7 +21,7 @@ from jaxserve.errors import InputError
 from jaxserve.perf.coefficients import Coefficients, load_coefficients
 from jaxserve.perf.request_log import RequestLog, parse_log, parse_where
 from jaxserve.policies.simple import RoundRobin
-from jaxserve.scenario.compile import build_fleet
+from jaxserve.scenario.compile import build_fleet, chunk_steps, round_up
 from jaxserve.scenario.load import parse_scenario
 from jaxserve.scenario.rawfile import open_input
 
@@ -36,7 +36,6 @@ SAME = 0.9
 MOST_ENGINES = 10_000
 MOST_SEQS = 65_536
 MOST_TOKENS = 2**31 - 1
-CHUNK_BYTES, MOST_STEPS = 48e6, 1024
 
 
 @dataclass(frozen=True)
@@ -196,20 +195,16 @@ def _sizes(log: RequestLog, coefficients: Coefficients, limits: Limits) -> Sizes
     step_s, horizon_steps = STEP_WINDOWS * WINDOW_S, _horizon_steps(log)
     busiest = int(np.diff(first_requests(log.arrival_s, WINDOW_S, STEP_WINDOWS, horizon_steps)).max())
     shortest = coefficients.shortest_decode_s(min(limits.max_num_seqs, len(log)), min(limits.kv_capacity_tokens, int(log.isl.sum())))
-    passes = min(_up(1.2 * step_s / max(shortest, 1e-3) + 8, 8), 512)
+    passes = min(round_up(1.2 * step_s / max(shortest, 1e-3) + 8, 8), 512)
     return Sizes(
-        slots=min(limits.max_num_seqs, _up(len(log), 16)),
-        requests=_up(min(len(log), 4096) + 64, 512),
-        step_requests=_up(busiest, 16),
-        transit=_up(busiest + 64, 64),
+        slots=min(limits.max_num_seqs, round_up(len(log), 16)),
+        requests=round_up(min(len(log), 4096) + 64, 512),
+        step_requests=round_up(busiest, 16),
+        transit=round_up(busiest + 64, 64),
         passes=passes,
-        steps=max(8, min(int(CHUNK_BYTES // (passes * limits.engines * 8)), MOST_STEPS, _up(horizon_steps / 2, 8))),
+        steps=chunk_steps(passes, limits.engines, horizon_steps / 2),
         step_windows=STEP_WINDOWS,
     )
-
-
-def _up(value: float, multiple: int) -> int:
-    return math.ceil(value / multiple) * multiple
 
 
 def _fleet(coefficients: Coefficients, limits: Limits, engines: int) -> Fleet:

@@ -67,19 +67,15 @@ class Compiled:
         horizon_steps = self.horizon_windows // step_windows
         arrival = self.engine_requests.arrival_s
         busiest = int(np.diff(first_requests(arrival, window_s, step_windows, horizon_steps)).max())
-        coefficients = self.scenario.engine.coefficients
-        assert isinstance(coefficients, Coefficients)
-        passes = _round_up(1.15 * step_s / coefficients.decode_time.alpha0 + 8, 8)
-        steps = max(
-            8, min(int(CHUNK_BYTES // (passes * self.fleet.n_engines * 8)), MAX_CHUNK_STEPS, _round_up(horizon_steps * 1.05 + 4, 8))
-        )
+        passes = round_up(1.15 * step_s / self.scenario.coefficients.decode_time.alpha0 + 8, 8)
+        steps = chunk_steps(passes, self.fleet.n_engines, horizon_steps * 1.05 + 4)
         rate = len(arrival) / self.scenario.horizon_s
         longest_rtt = float(np.max(self.fleet.rtt_s, initial=0.0))
         return Sizes(
             slots=int(self.fleet.max_num_seqs),
-            requests=_round_up(rate * step_s * steps * 1.3 + 256, 1024),
-            step_requests=_round_up(busiest, 16),
-            transit=_round_up(rate * (longest_rtt + step_s) * 1.3 + 64, 64),
+            requests=round_up(rate * step_s * steps * 1.3 + 256, 1024),
+            step_requests=round_up(busiest, 16),
+            transit=round_up(rate * (longest_rtt + step_s) * 1.3 + 64, 64),
             passes=passes,
             steps=steps,
             step_windows=step_windows,
@@ -96,8 +92,14 @@ SHORTEST_STEP_S = 1e-6
 LONGEST_ENGINE_STEP_S = 60.0
 
 
-def _round_up(value: float, multiple: int) -> int:
+def round_up(value: float, multiple: int) -> int:
+    """The least whole multiple that is not below `value`."""
     return math.ceil(value / multiple) * multiple
+
+
+def chunk_steps(passes: int, n_engines: int, wanted: float) -> int:
+    """Steps of a chunk: as many as wanted, while the table of step ends [steps, passes, engines] stays within its memory."""
+    return max(8, min(int(CHUNK_BYTES // (passes * n_engines * 8)), MAX_CHUNK_STEPS, round_up(wanted, 8)))
 
 
 def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:
@@ -116,8 +118,6 @@ def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:
     zones = list(dict.fromkeys(site.zone for site in scenario.sites))
     grid = load_grid(scenario.grid, zones=zones, start=scenario.start_time, duration_s=scenario.horizon_s, base_dir=base_dir)
     accepted = _acceptable(scenario, fleet, requests)
-    coefficients = scenario.engine.coefficients
-    assert isinstance(coefficients, Coefficients)
     taken = accepted if len(accepted) < len(requests.arrival_s) else slice(None)  # a slice copies nothing
     arrival, scheduler = requests.arrival_s[taken], requests.scheduler[taken]
     return Compiled(
@@ -136,14 +136,18 @@ def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:
         site_zone=np.array([grid.zones.index(site.zone) for site in scenario.sites]),
         horizon_windows=scenario.windows(scenario.horizon_s),
         ledger_windows=scenario.windows(scenario.ledger_s),
-        notes=(*requests.notes, f"grid: {grid.signal} carbon intensity ({grid.basis}), {grid.source}", *grid.notes, *coefficients.caveats),
+        notes=(
+            *requests.notes,
+            f"grid: {grid.signal} carbon intensity ({grid.basis}), {grid.source}",
+            *grid.notes,
+            *scenario.coefficients.caveats,
+        ),
     )
 
 
 def build_fleet(scenario: Scenario) -> Fleet:
     """Engines, DCs, schedulers and network as arrays; raises `InputError` naming the field."""
-    engine, coefficients = scenario.engine, scenario.engine.coefficients
-    assert isinstance(coefficients, Coefficients)
+    engine, coefficients = scenario.engine, scenario.coefficients
     tp = coefficients.setup.tp
     capacity = engine.kv_tokens(tp)
     if capacity < 2:

@@ -228,6 +228,12 @@ class Scenario(_Strict):
             )
         return self
 
+    @property
+    def coefficients(self) -> Coefficients:
+        """The engine's coefficients; `load_scenario` has inlined those that were given by name."""
+        assert isinstance(self.engine.coefficients, Coefficients)
+        return self.engine.coefficients
+
     def windows(self, seconds: float) -> int:
         """`seconds` as a number of windows."""
         return round(seconds / self.dispatch.window_s)

@@ -18,7 +18,7 @@ TWO_PIECE = TwoPieceDecodeTime(6e-3, 1e-3, 70e-6, 8.0, -3e-7, 1e-8, 2e-8, 1e-11)
 
 def summed(batch: int, isl: int, osl: int, module, prefill, energy: bool = False) -> float:
     """Every step of a static batch, one by one."""
-    total = sum(float(prefill(n, s) if energy else prefill(n, b, s)) for n, b, s in prefill_steps(batch, isl))
+    total = sum(float(prefill(n, s) if energy else prefill(n, b, s)) for n, b, s in prefill_steps([isl] * batch))
     return total + sum(float(module(float(batch), float(batch * (isl + k)))) for k in range(1, osl))
 
 
@@ -53,10 +53,10 @@ def test_energy_comes_back_through_the_sum():
 
 
 def test_prompts_are_packed_and_split_at_the_budget():
-    assert prefill_steps(2, 100, 1000) == [(200, 2, 20000)]
+    assert prefill_steps([100] * 2, 1000) == [(200, 2, 20000)]
     # 3 x 60 into 100: the second prompt is split 40 / 20, the third 60 follows in the second step.
-    assert prefill_steps(3, 60, 100) == [(100, 2, 3600 + 1600), (80, 2, 60**2 - 40**2 + 60**2)]
-    steps = prefill_steps(5, 777, 512)
+    assert prefill_steps([60] * 3, 100) == [(100, 2, 3600 + 1600), (80, 2, 60**2 - 40**2 + 60**2)]
+    steps = prefill_steps([777] * 5, 512)
     assert sum(n for n, _, _ in steps) == 5 * 777
     assert sum(s for _, _, s in steps) == 5 * 777**2
 
