@@ -32,8 +32,15 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the results as J
 def run(
     scenario: ScenarioArgument,
     overrides: SetOption = None,
+    policies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy", metavar="KIND", help="Run these in place of the scenario's, the first as baseline: KIND or {kind=..., ...}."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/SCENARIO-TIME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run of --out.")] = False,
+    hindsight: Annotated[bool, typer.Option("--hindsight", help="Also find the least carbon that any policy could have caused.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario under its policies and compare them."""
@@ -45,7 +52,14 @@ def run(
     out = out or Path("runs") / f"{Path(scenario).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         with _progress() as progress:
-            results = run_scenario(scenario, overrides=overrides or [], out=out, resume=resume, progress=progress)
+            results = run_scenario(
+                scenario,
+                overrides=[*(overrides or []), *_policies(policies or [])],
+                out=out,
+                resume=resume,
+                hindsight=hindsight,
+                progress=progress,
+            )
     except KeyboardInterrupt:
         print("jaxserve: interrupted; what is written so far is kept, go on with --resume", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
@@ -77,6 +91,26 @@ def sweep(
     Console().print(dataset[shown].to_dataframe().to_string(float_format=lambda v: f"{v:.4g}"), highlight=False)
     if out is not None:
         save_dataset(dataset, out)
+
+
+@app.command()
+def behaviour(
+    out: Annotated[Path, typer.Option(help="Folder for behaviour.md, behaviour.csv and behaviour.png.")],
+    models: Annotated[list[str] | None, typer.Option("--model", help="Llama-3.1-8B, Qwen2.5-7B or Mixtral-8x7B; default: all.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=10, help="How many seeds, from 0 on.")] = 3,
+    horizon_s: Annotated[float, typer.Option("--horizon", min=1.0, max=86400.0, help="Seconds of arrivals in each run.")] = 30.0,
+) -> None:
+    """Measure all policies at the study's loads and what they are sensitive to: tables with intervals, directions that hold, a figure."""
+    from jaxserve.analysis.behaviour_report import write
+    from jaxserve.behaviour import MODELS, behave
+
+    if out.exists():
+        raise InputError(f"{out}: exists already and is left as it is; choose another --out")
+    chosen = models or list(MODELS)
+    runs, verdicts = behave(chosen, range(seeds), horizon_s, lambda text: print(text, file=sys.stderr))
+    command = " ".join(["jaxserve behaviour", *(f"--model {name}" for name in models or []), f"--seeds {seeds} --horizon {horizon_s:g}"])
+    write(runs, verdicts, out, command, horizon_s)
+    print(f"Behaviour: {out}")
 
 
 @app.command()
@@ -143,6 +177,34 @@ def validate(
         console.print(f"Report: {out}", highlight=False)
 
 
+@app.command(name="osl-train")
+def osl_train(
+    trace: Annotated[Path, typer.Argument(help="A trace as for a scenario, with columns for model and application or without.")],
+    out: Annotated[Path, typer.Option(help="Write the predictor to this file.")],
+    where: Annotated[list[str] | None, typer.Option(metavar="COLUMN=VALUE", help="Keep one model or application; repeat at will.")] = None,
+    invalid_rows: Annotated[str, typer.Option(help="What becomes of rows with fewer than one token: error or drop.")] = "error",
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of the first weights and the order of learning.")] = 0,
+) -> None:
+    """Train a predictor of output lengths for schedulers (`osl_knowledge` of a scenario), and say how good it is on later requests."""
+    from jaxserve.osl.files import check_free, save
+    from jaxserve.osl.report import lines
+    from jaxserve.osl.train import train
+    from jaxserve.perf.request_log import parse_where
+    from jaxserve.scenario.osl_knowledge import training_requests
+
+    check_free(out)
+    if invalid_rows not in ("error", "drop"):
+        raise InputError(f"--invalid-rows {invalid_rows!r}: must be error or drop")
+    requests, notes = training_requests(trace, invalid_rows=invalid_rows, where=parse_where(where or []))
+    predictor = train(requests, seed=seed, source=trace.name)
+    save(predictor, out)
+    console = _console(120)
+    for line in lines(predictor):
+        console.print(line, highlight=False, markup=False)
+    _tell(console, notes)
+    console.print(f"Predictor: {out}", highlight=False)
+
+
 @app.command(name="list")
 def list_shipped() -> None:
     """The scenarios, coefficients and policies that come with the package."""
@@ -157,6 +219,12 @@ def list_shipped() -> None:
     for name, (parameters, _) in REGISTRY.items():
         fields = ", ".join(f"{n}={f.default}" for n, f in parameters.model_fields.items() if n not in ("kind", "label"))
         print(f"policy        {name}({fields}): {(parameters.__doc__ or '').strip()}")
+
+
+def _policies(texts: Sequence[str]) -> list[str]:
+    """`--policy` options as the override that they stand for."""
+    tables = [text if text.lstrip().startswith("{") else f'{{kind="{text}"}}' for text in texts]
+    return [f"policies=[{', '.join(tables)}]"] if tables else []
 
 
 def _console(width: int) -> Console:

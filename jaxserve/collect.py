@@ -1,6 +1,7 @@
 """From what the engine brings, chunk by chunk, to the tables of a run folder."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jaxserve.analysis.metrics import Summary, summarise
-from jaxserve.engine.simulate import Advance, Finished
+from jaxserve.engine.lane import Advance, Finished, Told
+from jaxserve.policies.optimise import Solved
 from jaxserve.scenario.compile import Compiled
+from jaxserve.solvers.problem import STATUSES, relative_gap
 from jaxserve.units import J_PER_KWH
 
 
@@ -23,7 +26,7 @@ class EnergyLedger:
         self.steps_per_interval = compiled.ledger_windows // step_windows
         intervals = -(-compiled.horizon_windows // compiled.ledger_windows)
         self.sums = np.zeros((3, intervals, compiled.fleet.n_dc))  # prefill J, decode J, idle engine-seconds
-        self.drain_j = np.zeros(1)
+        self.drain_j = np.zeros(compiled.fleet.n_dc)  # of steps after the horizon
 
     def add(self, advance: Advance) -> None:
         """Take in one chunk."""
@@ -32,7 +35,7 @@ class EnergyLedger:
         interval = step[inside] // self.steps_per_interval
         for total, steps in zip(self.sums, (advance.prefill_j, advance.decode_j, advance.idle_s), strict=True):
             np.add.at(total, interval, steps[inside])
-        for joules in (advance.prefill_j + advance.decode_j)[~inside].sum(axis=1):
+        for joules in (advance.prefill_j + advance.decode_j)[~inside]:
             self.drain_j += joules
 
     def frame(self) -> pd.DataFrame:
@@ -64,6 +67,9 @@ class EnergyLedger:
         )
 
 
+TIMES = ("decision_s", "dc_arrival_s", "admit_s", "first_token_s", "finish_s")
+
+
 class RequestRows:
     """Rows of `requests.parquet`, in order of `request_id`; rejected requests take their place among the others."""
 
@@ -88,14 +94,12 @@ class RequestRows:
         """The rows of requests that came out of the engine, and of the rejected ones among them."""
         n = len(finished.engine)
         upto = int(self.c.accepted[finished.first + n - 1]) + 1 if n else self.written
-        times = {name: getattr(finished, name) for name in ("dc_arrival_s", "admit_s", "first_token_s", "finish_s")}
-        return self._rows(upto, finished.first, n, finished.engine, times)
+        return self._rows(upto, finished.first, n, finished.engine, {name: getattr(finished, name) for name in TIMES})
 
     def rest(self) -> pa.Table:
         """The rejected requests after the last finished one."""
-        names = ("dc_arrival_s", "admit_s", "first_token_s", "finish_s")
         total = len(self.c.requests.arrival_s)
-        return self._rows(total, len(self.c.accepted), 0, np.empty(0, np.int32), dict.fromkeys(names, np.empty(0)))
+        return self._rows(total, len(self.c.accepted), 0, np.empty(0, np.int32), dict.fromkeys(TIMES, np.empty(0)))
 
     def _rows(self, upto: int, first: int, n: int, engine: NDArray[Any], times: dict[str, NDArray[Any]]) -> pa.Table:
         c, s, ids = self.c, self.c.scenario, np.arange(self.written, upto)
@@ -112,7 +116,6 @@ class RequestRows:
 
         dc, node, in_node = _locate(c, engine)
         t = {name: spread(values, np.nan) for name, values in times.items()}
-        decision = spread(c.engine_requests.decision_s[first : first + n], np.nan)
         osl, arrival = r.osl[ids], r.arrival_s[ids]
         ttft = t["first_token_s"] - arrival
         tpot = np.where(osl > 1, (t["finish_s"] - t["first_token_s"]) / np.maximum(osl - 1, 1), np.nan)
@@ -130,11 +133,83 @@ class RequestRows:
             named(spread(dc, 0), [site.name for site in s.sites], ~served),
             pa.array(spread(node, 0), mask=~served),
             pa.array(spread(in_node, 0), mask=~served),
-            *(pa.array(column, from_pandas=True) for column in (decision, *t.values(), ttft, tpot)),
+            *(pa.array(column, from_pandas=True) for column in (*t.values(), ttft, tpot)),
             pa.array(ok),
             named((~served).astype(np.int32), ["finished", "rejected"]),
         ]
         return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+SOLVE_SCHEMA = pa.schema(
+    [("window", pa.int64()), ("scheduler", pa.dictionary(pa.int32(), pa.string())), ("decided_s", pa.float64()), ("requests", pa.int32())]
+    + [("status", pa.dictionary(pa.int32(), pa.string())), ("solves", pa.int32())]
+    + [(name, pa.float64()) for name in ("objective", "bound", "gap", "wall_s")]
+    + [(name, pa.int32()) for name in ("fallback", "fallback_lowest_carbon", "fallback_round_robin")]
+)
+"""Rows of `solves.parquet`, one a batch; objective and bound in g CO2e as the scheduler estimates it, `fallback` in both kinds together."""
+
+
+def solve_table(compiled: Compiled, told: Told) -> pa.Table:
+    """The rows of the batches that a chunk has decided."""
+    a: Solved = told.answer
+
+    def known(values: NDArray[np.float64]) -> pa.Array:
+        return pa.array(values, mask=~np.isfinite(values))
+
+    def named(codes: NDArray[Any], names: Iterable[str]) -> pa.DictionaryArray:
+        return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(list(names), pa.string()))
+
+    objective, bound, lowest, dealt = (np.asarray(column) for column in (a.objective, a.bound, a.lowest, a.dealt))
+    columns = {
+        "window": pa.array(told.window),
+        "scheduler": named(told.scheduler, [s.name for s in compiled.scenario.schedulers]),
+        "decided_s": pa.array(told.decided_s),
+        "requests": pa.array(told.requests.astype(np.int32)),
+        "status": named(np.asarray(a.status), STATUSES),
+        "solves": pa.array(np.asarray(a.solves)),
+        "objective": known(objective),
+        "bound": known(bound),
+        "gap": known(relative_gap(objective, bound)),
+        "wall_s": known(told.wall_s),
+        "fallback": pa.array(lowest + dealt),
+        "fallback_lowest_carbon": pa.array(lowest),
+        "fallback_round_robin": pa.array(dealt),
+    }
+    return pa.Table.from_arrays(list(columns.values()), schema=SOLVE_SCHEMA)
+
+
+def decision_counts(fallbacks: tuple[int, int], solves: Path) -> dict[str, Any]:
+    """How often the fallbacks decided, and how the solves of a run ended, for its summary."""
+    counts: dict[str, Any] = {"fallback_lowest_carbon": fallbacks[0], "fallback_round_robin": fallbacks[1]}
+    if solves.exists():
+        frame = pd.read_parquet(solves, columns=["status", "solves", "gap", "wall_s"])
+        counts["windows"] = len(frame)
+        counts["solves"] = int(frame["solves"].to_numpy().sum())
+        counts["status"] = {name: n for name in STATUSES if (n := int((frame["status"] == name).to_numpy().sum()))}
+        counts["largest_gap"] = _quantile(frame["gap"].to_numpy(), 1.0)
+        counts["solve_p50_s"], counts["solve_p99_s"] = (_quantile(frame["wall_s"].to_numpy(), q) for q in (0.5, 0.99))
+    return counts
+
+
+def _quantile(values: NDArray[np.float64], q: float) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(np.quantile(known, q)) if len(known) else None
+
+
+def decision_notes(counts: dict[str, Any]) -> list[str]:
+    """Sentences for people on what did not go the policy's own way."""
+    notes = []
+    lowest, dealt = counts["fallback_lowest_carbon"], counts["fallback_round_robin"]
+    if lowest or dealt:
+        notes.append(f"the fallback placed {lowest} requests by lowest carbon and {dealt} in turn")
+    unproven = {name: n for name, n in counts.get("status", {}).items() if name not in ("optimal", "empty")}
+    if unproven:
+        told = ", ".join(f"{n} {name}" for name, n in unproven.items())
+        gap = counts["largest_gap"]
+        notes.append(
+            f"of {counts['windows']} windows not solved to proven optimum: {told}" + ("" if gap is None else f" (largest gap {gap:.2g})")
+        )
+    return notes
 
 
 def engine_frame(compiled: Compiled, engine_s: NDArray[np.float64]) -> pd.DataFrame:
@@ -153,9 +228,12 @@ def _locate(compiled: Compiled, engine: NDArray[Any]) -> tuple[NDArray[Any], NDA
     return dc, (within % nodes).astype(np.int32), (within // nodes).astype(np.int32)
 
 
-def metrics(compiled: Compiled, requests: Iterable[pd.DataFrame], ledger: pd.DataFrame, engines: pd.DataFrame, drain_j: float) -> Summary:
-    """The headline metrics of a run from its tables, judged by the scenario's own budgets and horizon."""
+def metrics(
+    compiled: Compiled, requests: Iterable[pd.DataFrame], ledger: pd.DataFrame, engines: pd.DataFrame, drain_j: NDArray[np.float64]
+) -> Summary:
+    """The headline metrics of a run from its tables and its drain [D], judged by the scenario's own budgets and horizon."""
     s = compiled.scenario
+    last_ci = ledger["ci_g_per_kwh"].to_numpy()[-compiled.fleet.n_dc :]
     return summarise(
         requests,
         ledger,
@@ -163,5 +241,6 @@ def metrics(compiled: Compiled, requests: Iterable[pd.DataFrame], ledger: pd.Dat
         slo_ttft_s=s.slo.ttft_s,
         slo_tpot_s=s.slo.tpot_s,
         horizon_s=s.horizon_s,
-        drain_energy_j=drain_j,
+        drain_energy_j=float(drain_j.sum()),
+        drain_carbon_g=float((np.asarray(compiled.fleet.pue) * last_ci * drain_j).sum()) / J_PER_KWH,
     )

@@ -5,10 +5,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.monitoring
@@ -20,14 +20,18 @@ from jaxserve.analysis.compare import compare
 from jaxserve.analysis.dataset import ledger_dataset, summary_dataset
 from jaxserve.analysis.metrics import REQUEST_COLUMNS
 from jaxserve.analysis.plots import save_figures
-from jaxserve.collect import EnergyLedger, RequestRows, engine_frame, metrics
-from jaxserve.engine.simulate import Case, Simulation
+from jaxserve.cases import build_case, check_policies, first_sizes
+from jaxserve.collect import SOLVE_SCHEMA, EnergyLedger, RequestRows, decision_counts, decision_notes, engine_frame, metrics, solve_table
+from jaxserve.engine.simulate import Simulation
 from jaxserve.errors import InputError
-from jaxserve.policies.registry import build_policy, resolve_policies
+from jaxserve.policies.registry import resolve_policies
 from jaxserve.scenario.compile import Compiled, compile_scenario
 from jaxserve.scenario.load import load_scenario, to_toml
 from jaxserve.scenario.spec import Scenario
-from jaxserve.store import ENGINES, LEDGER, REQUESTS, SUMMARY, Folder, RunWriter, Scratch, read_pieces, write_json
+from jaxserve.store import ENGINES, LEDGER, REQUESTS, SOLVES, SUMMARY, Folder, RunWriter, Scratch, read_pieces, write_frame, write_json
+
+if TYPE_CHECKING:
+    from jaxserve.hindsight import Hindsight
 
 CHECKPOINT_EVERY_S = 10.0
 """Wall seconds between checkpoints: a killed run loses at most this much work and one chunk."""
@@ -61,6 +65,12 @@ class Run:
         return ledger_dataset(self.ledger_frame)
 
     @cached_property
+    def solves(self) -> pd.DataFrame:
+        """A row a window and scheduler of a policy that optimises; empty for others."""
+        path = self.folder / SOLVES
+        return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=SOLVE_SCHEMA.names)
+
+    @cached_property
     def engines(self) -> pd.DataFrame:
         """Seconds of prefill, decode and idling of every engine within the horizon."""
         return pd.read_parquet(self.folder / ENGINES)
@@ -75,6 +85,8 @@ class Results:
     runs: dict[str, Run]
     notes: tuple[str, ...]
     _keep: Scratch | None = field(default=None, repr=False)
+    hindsight: "Hindsight | None" = None
+    """What no policy can beat, where it was asked for."""
 
     def __getitem__(self, label: str) -> Run:
         return self.runs[label]
@@ -82,12 +94,16 @@ class Results:
     @cached_property
     def frame(self) -> pd.DataFrame:
         """One row a policy, savings against the first; `attrs["units"]` has the units."""
-        return compare({label: run.summary["metrics"] | run.summary["timing"] for label, run in self.runs.items()})
+        bound_g = self.hindsight.carbon_with_drain_g if self.hindsight else None
+        return compare({label: s["metrics"] | s["timing"] | s["decisions"] for label, s in self._summaries()}, bound_g=bound_g)
 
     @cached_property
     def dataset(self) -> xr.Dataset:
         """The metrics with a dimension `policy` and units."""
-        return summary_dataset({label: run.summary["metrics"] for label, run in self.runs.items()})
+        return summary_dataset({label: s["metrics"] | s["decisions"] for label, s in self._summaries()})
+
+    def _summaries(self) -> list[tuple[str, dict[str, Any]]]:
+        return [(label, run.summary) for label, run in self.runs.items()]
 
 
 def run(
@@ -96,13 +112,15 @@ def run(
     overrides: Sequence[str] = (),
     out: str | Path | None = None,
     resume: bool = False,
+    hindsight: bool = False,
     base_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> Results:
     """Run every policy of a scenario and return the results; with `out`, they stay in that folder.
 
     `scenario` is the name of a shipped one, a path, or a `Scenario` (its relative paths start at `base_dir`);
-    `overrides` are `a.b=c` strings. Raises `InputError` for anything wrong with what was given.
+    `overrides` are `a.b=c` strings. `hindsight` adds the least carbon that any policy could have caused, and each policy's share of
+    the saving that it allows. Raises `InputError` for anything wrong with what was given.
     """
     if isinstance(scenario, Scenario):
         base = base_dir or Path.cwd()
@@ -111,6 +129,12 @@ def run(
     policies = resolve_policies(scenario.policies)
     scenario = scenario.model_copy(update={"policies": policies}).with_absolute_paths(base)
     compiled = compile_scenario(scenario, base)
+    check_policies(compiled, policies)
+    bound = None
+    if hindsight:
+        from jaxserve.hindsight import hindsight as bound_carbon  # it takes seconds to load cvxpy
+
+        bound = bound_carbon(compiled)
     keep = Scratch() if out is None else None
     final = keep.path / "run" if keep else Path(str(out))
     folder = None
@@ -120,9 +144,9 @@ def run(
             writer = RunWriter(folder.part(policy["label"]))
             if not writer.whole:
                 _run_policy(compiled, policy, writer, progress or (lambda label, share: None))
-        results = _open(scenario, folder.work, compiled.notes, keep)
+        results = _open(scenario, folder.work, compiled.notes, keep, bound)
         _finish(results)
-        return _open(scenario, folder.finish(), compiled.notes, keep)
+        return _open(scenario, folder.finish(), compiled.notes, keep, bound)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         kept = "make room, then go on with --resume: what is written so far is kept"
@@ -130,13 +154,15 @@ def run(
         raise InputError(f"{error.filename or final}: cannot write results ({reason}); {advice}") from error
 
 
-def _open(scenario: Scenario, folder: Path, notes: tuple[str, ...], keep: Scratch | None) -> Results:
+def _open(scenario: Scenario, folder: Path, notes: tuple[str, ...], keep: Scratch | None, bound: "Hindsight | None") -> Results:
     runs = {}
     for policy in scenario.policies:
         label = policy["label"]
         runs[label] = Run(label, folder / label, json.loads((folder / label / SUMMARY).read_text(encoding="utf-8")), keep)
     left = _left_range([run.summary["steps_outside_valid_range"] for run in runs.values()])
-    return Results(scenario, folder, runs, (*notes, *left), keep)
+    decided = [f"{label}: {text}" for label, run in runs.items() for text in decision_notes(run.summary["decisions"])]
+    possible = [bound.note] if bound else []
+    return Results(scenario, folder, runs, (*notes, *possible, *decided, *left), keep, bound)
 
 
 def _finish(results: Results) -> None:
@@ -155,6 +181,7 @@ def _finish(results: Results) -> None:
             "notes": list(results.notes),
             "versions": _versions(),
             "policies": json.loads(results.frame.drop(columns="simulated_req_per_wall_s").to_json(orient="index") or "{}"),
+            **({"hindsight": asdict(results.hindsight)} if results.hindsight else {}),
         },
     )
 
@@ -191,11 +218,11 @@ jax.monitoring.register_event_duration_secs_listener(_note_compile)
 def _run_policy(compiled: Compiled, policy: dict[str, Any], writer: RunWriter, progress: Progress) -> None:
     began, compiled_before = time.perf_counter(), _compile_s[0]
     s = compiled.scenario
-    device_policy = build_policy(policy)
-    step_windows = compiled.step_windows(device_policy.observes)
-    case = Case(compiled.fleet, device_policy, compiled.engine_requests, compiled.ci)
+    case = build_case(compiled, policy)
+    step_windows = compiled.step_windows(case.policy.observes)
     horizon_steps = compiled.horizon_windows // step_windows
-    simulation = Simulation([case], window_s=s.dispatch.window_s, horizon_steps=horizon_steps, sizes=compiled.sizes(step_windows))
+    sizes = first_sizes(compiled, case, step_windows)
+    simulation = Simulation([case], window_s=s.dispatch.window_s, horizon_steps=horizon_steps, sizes=sizes)
     ledger, rows = EnergyLedger(compiled, step_windows), RequestRows(compiled)
     saved = writer.restore()
     if saved is not None:
@@ -205,25 +232,32 @@ def _run_policy(compiled: Compiled, policy: dict[str, Any], writer: RunWriter, p
     while not simulation.done:
         (advance,) = simulation.advance()
         ledger.add(advance)
-        writer.add_requests(rows.table(advance.finished))
+        writer.add(REQUESTS, rows.table(advance.finished))
+        if advance.told is not None:
+            writer.add(SOLVES, solve_table(compiled, advance.told))
         progress(policy["label"], min(1.0, simulation.next_step / horizon_steps))
         if time.perf_counter() - last_checkpoint > CHECKPOINT_EVERY_S:
             writer.checkpoint(simulation.checkpoint() | {"ledger": ledger.sums, "drain": ledger.drain_j, "written": np.array(rows.written)})
             last_checkpoint = time.perf_counter()
-    writer.add_requests(rows.rest())
+    writer.add(REQUESTS, rows.rest())
     wall_s, compile_s = time.perf_counter() - began, _compile_s[0] - compiled_before
     frame, engines = ledger.frame(), engine_frame(compiled, simulation.engine_s())
-    writer.finish(rows.schema, frame, engines)
+    writer.join(REQUESTS, rows.schema)
+    write_frame(frame, writer.folder / LEDGER)
+    write_frame(engines, writer.folder / ENGINES)
+    if writer.parts[SOLVES]:
+        writer.join(SOLVES, SOLVE_SCHEMA)
     pieces = read_pieces(writer.folder / REQUESTS, list(REQUEST_COLUMNS))
     writer.summarise(
         {
             "scenario": s.name,
             "policy": policy,
             "seed": s.seed,
-            "metrics": metrics(compiled, pieces, frame, engines, float(ledger.drain_j[0])),
+            "metrics": metrics(compiled, pieces, frame, engines, ledger.drain_j),
             "signal": f"{compiled.grid.signal} carbon intensity ({compiled.grid.basis}), {compiled.grid.source}",
             "counts": compiled.requests.counts | compiled.grid.counts,
             "steps_outside_valid_range": simulation.steps_outside(),
+            "decisions": decision_counts(simulation.fallbacks(), writer.folder / SOLVES),
             "notes": [*compiled.notes, *_left_range([simulation.steps_outside()])],
             "versions": _versions(),
             "device": str(jax.devices()[0].platform),

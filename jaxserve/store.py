@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from jaxserve.errors import InputError
 
 SCENARIO, REQUESTS, LEDGER, SUMMARY, ENGINES = "scenario.toml", "requests.parquet", "ledger.parquet", "summary.json", "engines.parquet"
+SOLVES = "solves.parquet"
 PARTIAL, FRESH = ".partial", ".new"
 CHECKPOINT, PARTS, INPUTS = "checkpoint.npz", "parts", "inputs.sha256"
 
@@ -70,11 +71,11 @@ class Scratch:
 
 
 class RunWriter:
-    """The files of one policy's run. Requests are written part by part, so a long run need not be held in memory."""
+    """The files of one policy's run. Long tables are written part by part, so that a long run need not be held in memory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.parts = 0
+        self.parts: dict[str, int] = {REQUESTS: 0, SOLVES: 0}
 
     @property
     def whole(self) -> bool:
@@ -89,7 +90,7 @@ class RunWriter:
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
                 state = dict(saved)
-            self.parts = int(state["parts"])
+            self.parts = dict(zip(self.parts, state["parts"].tolist(), strict=True))
         except (zipfile.BadZipFile, EOFError, KeyError, ValueError):
             raise InputError(f"{path}: the checkpoint is damaged; remove it and this policy's run starts anew with --resume") from None
         return state
@@ -98,25 +99,23 @@ class RunWriter:
         """Save the state of the run so that a later process can go on from here."""
         path = self.folder / CHECKPOINT
         fresh = path.with_suffix(".new.npz")
-        np.savez(fresh, parts=np.array(self.parts), **state)  # type: ignore[arg-type]
+        np.savez(fresh, parts=np.array(list(self.parts.values())), **state)  # type: ignore[arg-type]
         fresh.replace(path)
 
-    def add_requests(self, table: pa.Table) -> None:
-        """Append rows; they come in order of `request_id`."""
+    def add(self, name: str, table: pa.Table) -> None:
+        """Append rows to the table `name`; they come in order."""
         if not table.num_rows:
             return
-        folder = self.folder / PARTS
-        folder.mkdir(exist_ok=True)
-        pq.write_table(table, folder / f"{self.parts:06d}.parquet")
-        self.parts += 1
+        folder = self.folder / PARTS / name
+        folder.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, folder / f"{self.parts[name]:06d}.parquet")
+        self.parts[name] += 1
 
-    def finish(self, schema: pa.Schema, ledger: pd.DataFrame, engines: pd.DataFrame) -> None:
-        """Join the parts and write the tables; the summary, written after this, marks the run as whole."""
-        with pq.ParquetWriter(self.folder / REQUESTS, schema) as writer:
-            for i in range(self.parts):
-                writer.write_table(pq.read_table(self.folder / PARTS / f"{i:06d}.parquet", schema=schema))
-        write_frame(ledger, self.folder / LEDGER)
-        write_frame(engines, self.folder / ENGINES)
+    def join(self, name: str, schema: pa.Schema) -> None:
+        """Make the parts of the table `name` one file."""
+        with pq.ParquetWriter(self.folder / name, schema) as writer:
+            for i in range(self.parts[name]):
+                writer.write_table(pq.read_table(self.folder / PARTS / name / f"{i:06d}.parquet", schema=schema))
 
     def summarise(self, summary: Mapping[str, Any]) -> None:
         """Write the summary and clear away what was only needed on the way."""

@@ -7,16 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pandas as pd
 import xarray as xr
 
 from jaxserve.analysis.dataset import summary_dataset
+from jaxserve.cases import build_case
 from jaxserve.collect import EnergyLedger, RequestRows, engine_frame, metrics
+from jaxserve.engine.hosted import AbstractHostPolicy
+from jaxserve.engine.lane import Case
 from jaxserve.engine.model import Sizes
-from jaxserve.engine.simulate import Case, Simulation
+from jaxserve.engine.simulate import Simulation
 from jaxserve.errors import InputError
-from jaxserve.policies.registry import build_policy, resolve_policies
+from jaxserve.policies.registry import resolve_policies
 from jaxserve.scenario.compile import CHUNK_BYTES, Compiled, compile_scenario
 from jaxserve.scenario.load import load_scenario
 
@@ -56,28 +60,47 @@ def sweep(scenario: str | Path, axes: Mapping[str, Sequence[Any]], *, overrides:
         if not values or len({json.dumps(value, default=str) for value in values}) < len(values):
             raise InputError(f"axis {path}: {'a value appears twice' if values else 'there are no values'}; give each value once")
     points = list(itertools.product(*axes.values()))
-    compiled, policies = [], []
-    for point in points:
-        settings = [f"{path}={json.dumps(value, default=str, ensure_ascii=False)}" for path, value in zip(axes, point, strict=True)]
-        loaded, base = load_scenario(scenario, [*overrides, *settings])
+    settings = [
+        [f"{path}={json.dumps(value, default=str, ensure_ascii=False)}" for path, value in zip(axes, point, strict=True)]
+        for point in points
+    ]
+    names = [", ".join(map(str, point)) for point in points]
+    return _as_grid(run_variants(scenario, [[*overrides, *setting] for setting in settings], policy=policy, names=names), axes)
+
+
+def _setting(path: str, value: Any) -> str:
+    return f"{path}={json.dumps(value, default=str, ensure_ascii=False)}"
+
+
+def run_variants(
+    scenario: str | Path, variants: Sequence[Sequence[str]], *, policy: int = 0, names: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """The metrics of variants of one scenario, each given by its overrides, run as one call under policy number `policy` of each.
+
+    As in `sweep`, all must share shapes. Errors call a variant by its name, or else by its number.
+    """
+    compiled, cases = [], []
+    for overrides in variants:
+        loaded, base = load_scenario(scenario, list(overrides))
         tables = loaded.policies
         if not 0 <= policy < len(tables):
             raise InputError(f"policy: there is no policy number {policy}; the scenario has {len(tables)}, counted from 0")
-        policies.append(build_policy(resolve_policies([tables[policy]], first=policy)[0]))
         compiled.append(compile_scenario(loaded, base))
-    summaries = _run_all(compiled, policies, [", ".join(map(str, point)) for point in points])
-    return _as_grid(summaries, axes)
+        cases.append(build_case(compiled[-1], resolve_policies([tables[policy]], first=policy)[0]))
+    return _run_all(compiled, cases, list(names or map("number {}".format, range(len(compiled)))))
 
 
-def _run_all(compiled: list[Compiled], policies: list[Any], names: list[str]) -> list[dict[str, Any]]:
+def _run_all(compiled: list[Compiled], cases: list[Case], names: list[str]) -> list[dict[str, Any]]:
     first = compiled[0]
-    for c, p, name in zip(compiled, policies, names, strict=True):
-        if _shape(c, p) != _shape(first, policies[0]):
-            what = ", ".join(key for key, value in _shape(c, p).items() if value != _shape(first, policies[0])[key])
+    shape = _shape(first, cases[0])
+    for c, case, name in zip(compiled, cases, names, strict=True):
+        if isinstance(case.policy, AbstractHostPolicy):
+            raise InputError('sweep: a policy with a solver on the host cannot run as one call; set solver = "device"')
+        if _shape(c, case) != shape:
+            what = ", ".join(key for key, value in _shape(c, case).items() if value != shape[key])
             raise InputError(f"sweep: the variant {name} differs from the first in {what}; only variants of one shape run as one call")
-    step_windows = int(np.gcd.reduce([c.step_windows(p.observes) for c, p in zip(compiled, policies, strict=True)]))
+    step_windows = int(np.gcd.reduce([c.step_windows(case.policy.observes) for c, case in zip(compiled, cases, strict=True)]))
     sizes = _common([c.sizes(step_windows) for c in compiled], first.fleet.n_engines)
-    cases = [Case(c.fleet, p, c.engine_requests, c.ci) for c, p in zip(compiled, policies, strict=True)]
     window_s = first.scenario.dispatch.window_s
     simulation = Simulation(cases, window_s=window_s, horizon_steps=first.horizon_windows // step_windows, sizes=sizes)
     ledgers, rows = [EnergyLedger(c, step_windows) for c in compiled], [RequestRows(c) for c in compiled]
@@ -86,19 +109,17 @@ def _run_all(compiled: list[Compiled], policies: list[Any], names: list[str]) ->
         for i, advance in enumerate(simulation.advance()):
             ledgers[i].add(advance)
             frames[i].append(rows[i].table(advance.finished).to_pandas())
-    return [
-        metrics(
-            c,
-            [*frames[i], rows[i].rest().to_pandas()],
-            ledgers[i].frame(),
-            engine_frame(c, simulation.engine_s(i)),
-            float(ledgers[i].drain_j[0]),
-        )
-        for i, c in enumerate(compiled)
-    ]
+    summaries = []
+    for i, c in enumerate(compiled):
+        pieces = [*frames[i], rows[i].rest().to_pandas()]
+        engines = engine_frame(c, simulation.engine_s(i))
+        lowest, dealt = simulation.fallbacks(i)
+        found = metrics(c, pieces, ledgers[i].frame(), engines, ledgers[i].drain_j)
+        summaries.append(found | {"fallback_lowest_carbon": lowest, "fallback_round_robin": dealt})
+    return summaries
 
 
-def _shape(c: Compiled, policy: Any) -> dict[str, Any]:
+def _shape(c: Compiled, case: Case) -> dict[str, Any]:
     return {
         "sites": c.fleet.n_dc,
         "engines": c.fleet.n_engines,
@@ -108,7 +129,7 @@ def _shape(c: Compiled, policy: Any) -> dict[str, Any]:
         "dispatch.window_s": c.scenario.dispatch.window_s,
         "ledger_s": c.ledger_windows,
         "horizon_s": c.horizon_windows,
-        "the kind of policy": type(policy).__name__,
+        "the kind of policy": str(jax.tree.structure(case.policy)),
     }
 
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from jaxserve.analysis.observed import held_while_waiting
 from jaxserve.analysis.validation import Replay, Validation, evaluate
+from jaxserve.engine.lane import Case, Requests, first_requests
 from jaxserve.engine.model import Fleet, Sizes
-from jaxserve.engine.simulate import Case, Requests, Simulation, first_requests
+from jaxserve.engine.simulate import Simulation
 from jaxserve.errors import InputError
 from jaxserve.perf.coefficients import Coefficients, load_coefficients
 from jaxserve.perf.request_log import RequestLog, parse_log, parse_where

@@ -24,6 +24,8 @@ SERVED = ("finished", "input_tokens_served", "output_tokens_served")
 
 DRAIN_SHARE = 0.1
 """A saving of which more than this share could be work left for after the horizon gets a note."""
+ROUNDING = 1e-6
+"""Where less than this share of the baseline's carbon could be saved at most, no share of it is told: rounding would be part of it."""
 
 Scales = Sequence[tuple[float, str]]
 CARBON: Scales = ((1.0, "g"), (1e-3, "kg"), (1e-6, "t"))
@@ -36,10 +38,11 @@ HEADER_WIDTH = 14
 MISSING = "–"
 
 
-def compare(summaries: Mapping[str, Mapping[str, Any]], baseline: str | None = None) -> pd.DataFrame:
+def compare(summaries: Mapping[str, Mapping[str, Any]], baseline: str | None = None, bound_g: float | None = None) -> pd.DataFrame:
     """One row a policy, in the order given; `baseline` (default: the first) is what savings are measured against.
 
     Columns: carbon_g, baseline, saving_vs_baseline (a fraction), slo_attainment, drain_vs_baseline, note, then every other metric;
+    with `bound_g`, the carbon_with_drain_g that no policy beats, also share_of_possible_saving;
     `attrs["units"]` has their units. The saving is on carbon for the same served tokens: where a policy served other than the
     baseline it is NaN, and `note` says why. Summaries of another trace, horizon or budget are refused.
     """
@@ -55,6 +58,8 @@ def compare(summaries: Mapping[str, Mapping[str, Any]], baseline: str | None = N
         saving, drain, note = _saving(summary, name, base)
         row = {"carbon_g": summary["carbon_g"], "baseline": name, "saving_vs_baseline": saving}
         row |= {"slo_attainment": summary["slo_attainment"], "drain_vs_baseline": drain, "note": note}
+        if bound_g is not None:
+            row["share_of_possible_saving"] = None if saving is None else _share_of_possible(summary, base, bound_g)
         rows.append(row | {metric: summary.get(metric) for metric in METRICS | RUN_METRICS if metric not in row})
     frame = pd.DataFrame(rows, index=pd.Index(list(summaries), name="policy", dtype=object))
     # None in a numeric column would make it a column of objects, which neither plots nor sorts.
@@ -69,7 +74,7 @@ def table(frame: pd.DataFrame) -> Table:
     """A `compare` frame for a terminal of 120 columns: carbon, saving and service above; latency, idle share and speed below; notes."""
     policies = [str(policy) for policy in frame.index]
     baseline = str(frame["baseline"].iloc[0])
-    column = {name: np.asarray(frame[name], dtype=np.float64) for name in METRICS | RUN_METRICS | COMPARISON}
+    column = {name: np.asarray(frame[name], dtype=np.float64) for name in METRICS | RUN_METRICS | COMPARISON if name in frame}
 
     carbon, carbon_unit = _scaled(column["carbon_g"], CARBON, by_largest=True)
     per_j, j_unit = _scaled(column["goodput_req_per_j"], PER_J)
@@ -82,6 +87,7 @@ def table(frame: pd.DataFrame) -> Table:
             "saving vs\n" + textwrap.fill(baseline, HEADER_WIDTH),
             ["baseline" if policy == baseline else _percent(saving, sign="+") for policy, saving in savings],
         ),
+        *([("of all\npossible", _cells(column[possible], _percent))] if (possible := "share_of_possible_saving") in column else []),
         ("SLO\nattained", _cells(column["slo_attainment"], _percent)),
         ("violated\nTTFT", _cells(column["ttft_violation"], _percent)),
         ("TPOT", _cells(column["tpot_violation"], _percent)),
@@ -149,6 +155,13 @@ def _saving(summary: Mapping[str, Any], name: str, base: Mapping[str, Any]) -> t
     if drain is not None and saving > 0 and drain > DRAIN_SHARE * saving:
         note = f"saving in doubt: work worth {drain:.1%} of {name}'s energy was left for after the horizon, outside the carbon"
     return saving, drain, note
+
+
+def _share_of_possible(summary: Mapping[str, Any], base: Mapping[str, Any], bound_g: float) -> float | None:
+    mine, theirs = summary.get("carbon_with_drain_g"), base.get("carbon_with_drain_g")
+    if mine is None or theirs is None or theirs - bound_g <= ROUNDING * abs(theirs):
+        return None
+    return (theirs - mine) / (theirs - bound_g)
 
 
 def _block(columns: list[tuple[str, list[str]]]) -> Table:

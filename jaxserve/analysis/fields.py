@@ -53,6 +53,7 @@ METRICS: dict[str, Field] = {
     "idle_energy_j": Field("J", "energy of idle engines before PUE, [0, horizon]"),
     "host_energy_j": Field("J", "energy of the nodes' hosts before PUE, [0, horizon]"),
     "drain_energy_j": Field("J", "step energy before PUE after the horizon; in no other energy and in no carbon"),
+    "carbon_with_drain_g": Field("g", "CO2e of [0, horizon] and of the drain, whose energy counts at the CI of the last interval"),
     "mean_ci_g_per_kwh": Field("g/kWh", "carbon over facility energy: the carbon intensity of the energy used"),
     "idle_share": Field("1", "share of engine time in [0, horizon] that was idle"),
     "prefill_share": Field("1", "share of engine time in [0, horizon] spent in prefill steps"),
@@ -69,6 +70,8 @@ METRICS: dict[str, Field] = {
 
 RUN_METRICS: dict[str, Field] = {
     "simulated_req_per_wall_s": Field("1/s", "requests simulated per second of wall time"),
+    "fallback_lowest_carbon": Field("1", "requests that a policy's fallback sent to the feasible DC of lowest CI with headroom"),
+    "fallback_round_robin": Field("1", "requests that a policy's fallback dealt in turn"),
 }
 """What whoever ran the simulation may add to a summary; carried along, never required."""
 
@@ -76,6 +79,9 @@ COMPARISON: dict[str, Field] = {
     "saving_vs_baseline": Field("1", "1 - carbon/carbon of the baseline; missing where the two did not serve the same"),
     "drain_vs_baseline": Field(
         "1", "drain energy less the baseline's, over the baseline's energy before PUE: work moved outside the carbon"
+    ),
+    "share_of_possible_saving": Field(
+        "1", "saving of carbon_with_drain_g over the largest that any policy could have; missing without that bound, or as a saving is"
     ),
 }
 

@@ -31,10 +31,12 @@ def summarise(
     slo_tpot_s: float,
     horizon_s: float,
     drain_energy_j: float,
+    drain_carbon_g: float | None = None,
 ) -> Summary:
     """Every metric of `fields.METRICS`, JSON-ready; what is undefined (a percentile of nothing, a ratio over zero) is None, never 0.
 
     `requests` is one frame or its pieces in order, so that a long run need not be held whole; pieces change no bit of the result.
+    Carbon with drain is None where `drain_carbon_g` is not known.
     Requests are judged here from their times against the budgets given, not from `slo_ok`: the split cannot disagree with the sum.
     """
     tally = _Tally(slo_ttft_s, slo_tpot_s, horizon_s)
@@ -76,6 +78,7 @@ def summarise(
         "idle_energy_j": energy_j["idle_j"],
         "host_energy_j": energy_j["host_j"],
         "drain_energy_j": drain_energy_j,
+        "carbon_with_drain_g": None if drain_carbon_g is None else carbon_g + drain_carbon_g,
         "mean_ci_g_per_kwh": _ratio(carbon_g, facility_j / J_PER_KWH),
         "idle_share": _ratio(time_s["idle_s"], engine_time_s),
         "prefill_share": _ratio(time_s["prefill_s"], engine_time_s),

@@ -43,7 +43,7 @@ def carbon_vs_violation(frame: pd.DataFrame, ax: Axes) -> Axes:
     factor, unit = (1e-6, "t") if largest >= 1e6 else (1e-3, "kg") if largest >= 1e3 else (1.0, "g")
     # Without requests there is no share of them, and so no point (NaN); the policy keeps its place in the legend.
     for place, policy in enumerate(frame.index):
-        colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+        colour, marker = mark(place)
         x, y = [100 * violation[place]], [factor * carbon_g[place]]
         ax.plot(x, y, ls="", marker=marker, ms=9, mec="white", color=colour, label=_label(policy))
     # From zero, where the best policy would be, with room for half a mark; a run without violations still has an axis.
@@ -52,7 +52,7 @@ def carbon_vs_violation(frame: pd.DataFrame, ax: Axes) -> Axes:
     ax.margins(y=0.12)
     ax.set_xlabel("SLO violated (% of requests)")
     ax.set_ylabel(f"carbon ({unit} CO2e)")
-    return _finish(ax)
+    return finish_axes(ax)
 
 
 def ttft_cdf(requests_by_policy: Mapping[str, pd.DataFrame], ax: Axes, slo_ttft_s: float) -> Axes:
@@ -73,7 +73,7 @@ def ttft_cdf(requests_by_policy: Mapping[str, pd.DataFrame], ax: Axes, slo_ttft_
     ax.set_ylim(0, 1.02)
     ax.set_xlabel("TTFT (s)")
     ax.set_ylabel("share of requests")
-    return _finish(ax)
+    return finish_axes(ax)
 
 
 def power_and_ci(ledger: pd.DataFrame, axes: Sequence[Axes]) -> Sequence[Axes]:
@@ -112,14 +112,14 @@ def save_figures(
 ) -> list[Path]:
     """Write `carbon_vs_violation.png`, `ttft_cdf.png` and `power_and_ci_<policy>.png` for each ledger; the paths written."""
     folder = Path(folder)
-    figure = _figure(6.8, 4.2)
+    figure = blank_figure(6.8, 4.2)
     carbon_vs_violation(frame, figure.subplots())
-    written = [_save(figure, folder / "carbon_vs_violation.png")]
-    figure = _figure(6.8, 4.2)
+    written = [save_png(figure, folder / "carbon_vs_violation.png")]
+    figure = blank_figure(6.8, 4.2)
     ttft_cdf(requests_by_policy, figure.subplots(), slo_ttft_s)
-    written.append(_save(figure, folder / "ttft_cdf.png"))
+    written.append(save_png(figure, folder / "ttft_cdf.png"))
     for policy, ledger in ledgers.items():
-        figure = _figure(8.5, 6.4)
+        figure = blank_figure(8.5, 6.4)
         figure.suptitle(_label(policy), fontsize=10)
         for ax in power_and_ci(ledger, figure.subplots(2, 1, sharex=True)):
             ax.label_outer(remove_inner_ticks=False)
@@ -127,17 +127,24 @@ def save_figures(
         stem, again = path.stem, 2
         while path in written:
             path, again = path.with_name(f"{stem}_{again}.png"), again + 1
-        written.append(_save(figure, path))
+        written.append(save_png(figure, path))
     return written
 
 
-def _figure(width_in: float, height_in: float) -> Figure:
+def mark(place: int) -> tuple[str, str]:
+    """Colour and marker of the place-th policy; the second round of colours has other markers."""
+    return COLOURS[place % len(COLOURS)], MARKERS[(place + place // len(COLOURS)) % len(MARKERS)]
+
+
+def blank_figure(width_in: float, height_in: float) -> Figure:
+    """A figure without pyplot, display or browser."""
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save_png(figure: Figure, path: Path) -> Path:
+    """Write the figure, and return its path; raises `InputError` where that is not possible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=DPI, format="png")
@@ -160,7 +167,7 @@ def _lines(ax: Axes, values: Floats, edges: Floats, names: list[str], label: str
     if np.min(values) >= 0:
         ax.set_ylim(0, 1.08 * np.max(values) or 1.0)
     ax.set_ylabel(label)
-    _finish(ax)
+    finish_axes(ax)
 
 
 def _colour_map(ax: Axes, values: Floats, edges: Floats, names: list[str], label: str) -> None:
@@ -200,7 +207,7 @@ def _label(name: object) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def _finish(ax: Axes) -> Axes:
+def finish_axes(ax: Axes) -> Axes:
     """A quiet grid, and the legend to the right of the axes where it covers no data."""
     ax.grid(color="0.9", lw=0.6)
     ax.set_axisbelow(True)

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import PyTree
 
 from jaxserve.engine.control import LANES, AbstractPolicy
 from jaxserve.engine.model import Arrivals, Fleet, Sizes, StepInputs
@@ -27,6 +28,7 @@ class ChunkOutputs(eqx.Module):
     short_of: Array  # [2] bool: passes, transit
     first_token_s: Array  # [R+1], nan where not known from this chunk
     finish_s: Array  # [R+1], likewise
+    told: PyTree  # of the policy, leading axis T
 
 
 def _chunk(
@@ -49,6 +51,7 @@ def _chunk(
         short_of=jnp.any(out.short_of, axis=0),
         first_token_s=first_token_s,
         finish_s=finish_s,
+        told=out.told,
     )
 
 

@@ -1,7 +1,8 @@
 """What a policy sees and what it must answer. The engine owns these interfaces and knows no concrete policy.
 
 A policy sees the snapshots and its scheduler's own ledger, never the state of an engine. Write one by subclassing
-`AbstractRequestPolicy` (one request at a time, `choose`) or, where decisions do not depend on one another, `AbstractPolicy` (`route`).
+`AbstractRequestPolicy` (one request at a time, `choose`), `AbstractBatchPolicy` of `engine/batch.py` (a window at a time),
+or, where decisions do not depend on one another, `AbstractPolicy` (`route`).
 """
 
 from abc import abstractmethod
@@ -23,13 +24,16 @@ class StepRequests(eqx.Module):
 
     request: Array  # [W] int32, R where empty
     start: Array  # [G+1] int32, where each scheduler's requests begin
+    batch_end: Array  # [K, G] int32, where each of its batches ends, for batch policies
     scheduler: Array  # [W] int32
     rank: Array  # [W] int32, place among its scheduler's requests
+    batch_requests: int = eqx.field(static=True, default=1)  # N, the most requests of a batch
 
 
 class View(eqx.Module):
     """What one scheduler knows of the DCs when it decides. Arrays [D] are in its own order of DCs (first its own, then wrapping round)."""
 
+    scheduler: Array  # [] int32, which one
     batch: Array  # [D] B, the scheduler's own dispatches included
     queued_tokens: Array  # [D] Q, likewise
     queued_seen: Array  # [D] Q of the snapshot alone
@@ -38,9 +42,11 @@ class View(eqx.Module):
     ci: Array  # [D] g/kWh
     pue: Array  # [D]
     rtt_s: Array  # [D], 0 for own DCs
+    engines: Array  # [D] engines of the DC
     isl_mean: Array  # [] of the requests decided before this one
     isl2_mean: Array  # [] mean of isl^2
     osl_mean: Array  # []
+    now_s: Array  # [] when the decision (of a batch: of its first request) is out
     fleet: Fleet
 
 
@@ -48,16 +54,21 @@ class AbstractPolicy(eqx.Module):
     """Where each request goes."""
 
     observes: ClassVar[bool]  # whether decisions look at snapshots; a policy that does not lets the engine take longer steps
+    batched: ClassVar[bool] = False  # whether requests are decided window by window, at its close, rather than at arrival
 
     @abstractmethod
-    def init(self) -> PyTree:
-        """The memory of one scheduler at the start of a run."""
+    def init(self, n_dc: int) -> PyTree:
+        """The memory of one scheduler of `n_dc` DCs at the start of a run."""
 
     @abstractmethod
     def route(
         self, fleet: Fleet, arrivals: Arrivals, snapshot: Snapshot, schedulers: Schedulers, requests: StepRequests
-    ) -> tuple[Array, Schedulers]:
-        """The place [W] of each request's DC in its scheduler's own order, and the schedulers after these decisions."""
+    ) -> tuple[Array, Schedulers, PyTree]:
+        """The place [W] of each request's DC in its scheduler's own order, the schedulers after it, and what to tell of these decisions."""
+
+    def fallbacks(self, memory: PyTree) -> Array:
+        """From the memory of a scheduler: requests [2] that the fallback sent to the lowest-carbon DC with headroom, and dealt in turn."""
+        return jnp.zeros(2, jnp.int32)
 
 
 class AbstractRequestPolicy(AbstractPolicy):
@@ -67,71 +78,98 @@ class AbstractRequestPolicy(AbstractPolicy):
 
     @abstractmethod
     def choose(self, view: View, isl: Array, osl: Array, memory: PyTree) -> tuple[Array, PyTree]:
-        """For one request of one scheduler: the place [] of the chosen DC in the scheduler's own order, and the memory after it."""
+        """For one request of one scheduler: the place [] of the chosen DC in the scheduler's own order, and the memory after it.
+
+        `osl` is what the scheduler believes the output length to be.
+        """
 
     def route(
         self, fleet: Fleet, arrivals: Arrivals, snapshot: Snapshot, schedulers: Schedulers, requests: StepRequests
-    ) -> tuple[Array, Schedulers]:
+    ) -> tuple[Array, Schedulers, PyTree]:
         """Runs `choose` over the step's requests in order of arrival, all schedulers side by side."""
-        order = own_order(fleet)
-        size = fleet.dc_engines[order].astype(float)
         count = requests.start[1:] - requests.start[:-1]
-        lanes = jnp.arange(fleet.n_schedulers)
         blank = requests.request.shape[0]
-        known = View(
-            batch=snapshot.batch[order],
-            queued_tokens=snapshot.queued_tokens[order],
-            queued_seen=snapshot.queued_tokens[order],
-            cached=snapshot.cached[order],
-            duty=snapshot.duty[order],
-            ci=snapshot.ci[order],
-            pue=fleet.pue[order],
-            rtt_s=jnp.take_along_axis(fleet.rtt_s, order, axis=1),
-            isl_mean=schedulers.isl_sum,
-            isl2_mean=schedulers.isl2_sum,
-            osl_mean=schedulers.osl_sum,
-            fleet=fleet,
-        )
-        axes = eqx.tree_at(lambda view: view.fleet, jax.tree.map(lambda _: 0, known), None)
-        choose = jax.vmap(self.choose, in_axes=(axes, 0, 0, 0))
+        known = snapshot_views(fleet, snapshot)
+        choose = jax.vmap(self.choose, in_axes=(view_axes(known), 0, 0, 0))
 
         def decide(carry: tuple[Array, Array, Schedulers]) -> tuple[Array, Array, Schedulers]:
             j, places, s = carry
             here = j < count
             at = jnp.where(here, requests.start[:-1] + j, blank)
             request = requests.request.at[at].get(mode="fill", fill_value=arrivals.isl.shape[0] - 1)
-            isl, osl = arrivals.isl[request], arrivals.osl[request].astype(float)
-            earlier = jnp.maximum(s.decided, 1.0)
-            new = s.decided == 0
-            view = eqx.tree_at(
-                lambda v: (v.batch, v.queued_tokens, v.isl_mean, v.isl2_mean, v.osl_mean),
-                known,
-                (
-                    known.batch + s.sent / size,
-                    known.queued_tokens + s.sent_tokens / size,
-                    jnp.where(new, isl, s.isl_sum / earlier),
-                    jnp.where(new, isl * isl, s.isl2_sum / earlier),
-                    jnp.where(new, osl, s.osl_sum / earlier),
-                ),
-            )
+            isl, osl = arrivals.isl[request], arrivals.osl_believed[request]
+            view = views_now(known, s, arrivals.decision_s[request], isl, isl * isl, osl)
             place, memory = choose(view, isl, osl, s.memory)
-            kept = jnp.where(here, 1.0, 0.0)
-            noted = jnp.where(fleet.ledger_kept, kept, 0.0)
-            s = Schedulers(
-                sent=s.sent.at[lanes, place].add(noted),
-                sent_tokens=s.sent_tokens.at[lanes, place].add(noted * isl),
-                decided=s.decided + kept,
-                isl_sum=s.isl_sum + kept * isl,
-                isl2_sum=s.isl2_sum + kept * isl * isl,
-                osl_sum=s.osl_sum + kept * osl,
-                memory=jax.tree.map(lambda new, old: _where(here, new, old), memory, s.memory),
-            )
+            s = noted(fleet, s, place[:, None], isl[:, None], osl[:, None], here[:, None], memory)
             return j + 1, places.at[at].set(place.astype(jnp.int32), mode="drop"), s
 
         most = across_lanes(jnp.max(count, initial=0))
         start = (jnp.int32(0), jnp.zeros_like(requests.request), schedulers)
         _, places, schedulers = jax.lax.while_loop(lambda carry: carry[0] < most, decide, start)
-        return places, schedulers
+        return places, schedulers, ()
+
+
+def snapshot_views(fleet: Fleet, snapshot: Snapshot) -> View:
+    """What all schedulers know from the snapshots alone, ledgers and means left blank: arrays [G, D]."""
+    order = own_order(fleet)
+    blank = jnp.zeros(fleet.n_schedulers)
+    return View(
+        scheduler=jnp.arange(fleet.n_schedulers, dtype=jnp.int32),
+        batch=snapshot.batch[order],
+        queued_tokens=snapshot.queued_tokens[order],
+        queued_seen=snapshot.queued_tokens[order],
+        cached=snapshot.cached[order],
+        duty=snapshot.duty[order],
+        ci=snapshot.ci[order],
+        pue=fleet.pue[order],
+        rtt_s=jnp.take_along_axis(fleet.rtt_s, order, axis=1),
+        engines=fleet.dc_engines[order].astype(float),
+        isl_mean=blank,
+        isl2_mean=blank,
+        osl_mean=blank,
+        now_s=blank,
+        fleet=fleet,
+    )
+
+
+def view_axes(view: View) -> View:
+    """`in_axes` of a `vmap` over schedulers: everything but the fleet."""
+    return eqx.tree_at(lambda v: v.fleet, jax.tree.map(lambda _: 0, view), None)
+
+
+def views_now(known: View, s: Schedulers, now_s: Array, isl: Array, isl2: Array, osl: Array) -> View:
+    """`known` [G, D] with the ledgers added and the means so far; `isl`, `isl2`, `osl` [G] stand in before the first decision."""
+    earlier = jnp.maximum(s.decided, 1.0)
+    new = s.decided == 0
+    return eqx.tree_at(
+        lambda v: (v.batch, v.queued_tokens, v.isl_mean, v.isl2_mean, v.osl_mean, v.now_s),
+        known,
+        (
+            known.batch + s.sent / known.engines,
+            known.queued_tokens + s.sent_tokens / known.engines,
+            jnp.where(new, isl, s.isl_sum / earlier),
+            jnp.where(new, isl2, s.isl2_sum / earlier),
+            jnp.where(new, osl, s.osl_sum / earlier),
+            now_s,
+        ),
+    )
+
+
+def noted(fleet: Fleet, s: Schedulers, place: Array, isl: Array, osl: Array, here: Array, memory: PyTree) -> Schedulers:
+    """The schedulers after each has sent requests [G, N] to `place` [G, N]; only those `here` [G, N] count, and `memory` with them."""
+    lanes = jnp.arange(fleet.n_schedulers)[:, None]
+    kept = jnp.where(here, 1.0, 0.0)
+    noted = jnp.where(fleet.ledger_kept, kept, 0.0)
+    some = jnp.any(here, axis=1)
+    return Schedulers(
+        sent=s.sent.at[lanes, place].add(noted),
+        sent_tokens=s.sent_tokens.at[lanes, place].add(noted * isl),
+        decided=s.decided + jnp.sum(kept, axis=1),
+        isl_sum=s.isl_sum + jnp.sum(kept * isl, axis=1),
+        isl2_sum=s.isl2_sum + jnp.sum(kept * isl * isl, axis=1),
+        osl_sum=s.osl_sum + jnp.sum(kept * osl, axis=1),
+        memory=jax.tree.map(lambda new, old: _where(some, new, old), memory, s.memory),
+    )
 
 
 def _where(mask: Array, new: Array, old: Array) -> Array:

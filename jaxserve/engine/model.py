@@ -2,7 +2,7 @@
 
 Dimension legend, used throughout the engine:
 E engines, D data centres, G schedulers, S batch slots of an engine, R requests held on the device, W requests decided in a step,
-C places in transit, M passes of a step, T steps of a chunk.
+C places in transit, M passes of a step, T steps of a chunk; of batch policies: K batches of a scheduler in a step, N requests of a batch.
 
 A *step* is a whole number of windows in which no snapshot is taken after its start; the engine advances step by step.
 """
@@ -44,6 +44,7 @@ class Fleet(eqx.Module):
     dc_engines: Array  # [D] int32
     pue: Array  # [D]
     rtt_s: Array  # [G, D], 0 for a scheduler's own DCs
+    own: Array  # [G, D] bool, whether the DC is one of them
     first_dc: Array  # [G] int32, where a scheduler's own order of DCs starts
     slo_ttft_s: Array  # []
     slo_tpot_s: Array  # []
@@ -54,6 +55,8 @@ class Fleet(eqx.Module):
     prefill_first: Array  # [] bool, the batching loop: vLLM's, or else the study's
     ledger_kept: Array  # [] bool, whether schedulers remember their own dispatches at all ...
     ledger_in_flight: Array  # [] bool, ... and beyond a poll, until it can have seen them
+    remote_window: Array  # [] bool, whether what a batch policy forwards waits for the end of a window at the other scheduler
+    idle_w: Array  # [] W of an idle engine
     n_engines: int = eqx.field(static=True)  # E
 
     @property
@@ -78,6 +81,8 @@ class Sizes:
     passes: int  # M
     steps: int  # T
     step_windows: int  # windows in a step
+    batches: int = 1  # K
+    batch_requests: int = 1  # N
 
 
 class Arrivals(eqx.Module):
@@ -86,8 +91,9 @@ class Arrivals(eqx.Module):
     decision_s: Array  # [R+1]
     isl: Array  # [R+1] tokens, float64
     osl: Array  # [R+1] tokens, int32
+    osl_believed: Array  # [R+1] tokens, float64, what the schedulers take it for
     scheduler: Array  # [R+1] int32
-    by_scheduler: Array  # [R+W] int32, request ids sorted by (step, scheduler, id), then R
+    by_scheduler: Array  # [R+W] int32, request ids sorted by (step of their decision, scheduler, id), then R
 
 
 class StepInputs(eqx.Module):
@@ -97,3 +103,4 @@ class StepInputs(eqx.Module):
     counted: Array  # [T] bool, whether the step lies before the horizon
     ci: Array  # [T, D] g/kWh at the step's start
     group_start: Array  # [T, G+1] int32, where each scheduler's requests of the step begin in `by_scheduler`
+    batch_end: Array  # [T, K, G] int32, where each scheduler's batches of the step end there

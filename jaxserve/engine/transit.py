@@ -11,15 +11,26 @@ from jaxserve.engine.state import Engines, Outcomes, Transit
 
 
 def deliver(
-    fleet: Fleet, arrivals: Arrivals, engines: Engines, outcomes: Outcomes, transit: Transit, request: Array, dc: Array, end_s: Array
+    fleet: Fleet,
+    arrivals: Arrivals,
+    engines: Engines,
+    outcomes: Outcomes,
+    transit: Transit,
+    request: Array,
+    dc: Array,
+    end_s: Array,
+    held: Array,
 ) -> tuple[Engines, Outcomes, Transit, Array]:
     """Send off `request` [W] to `dc` [W] (D where the place is empty) and queue everything that reaches its DC before `end_s`.
 
+    `held` []: whether what goes to a DC of another scheduler waits there for the end of its window.
     Returns engines, outcomes, what is still under way, and whether that is more than transit has room for.
     """
     n_dc, capacity, none = fleet.n_dc, transit.request.shape[0], outcomes.next.shape[0] - 1
     rtt = fleet.rtt_s.at[arrivals.scheduler[request], dc].get(mode="fill", fill_value=jnp.inf)
     arrival = arrivals.decision_s[request] + rtt
+    own = fleet.own.at[arrivals.scheduler[request], dc].get(mode="fill", fill_value=True)
+    arrival = jnp.where(held & ~own, _window_end(arrival, fleet.window_s), arrival)
     outcomes = _route(outcomes, request, dc, arrival, n_dc)
 
     # One sort by (DC, arrival, id): first what is due, DC by DC in the order of its round-robin; then what stays under way; then blanks.
@@ -42,6 +53,13 @@ def deliver(
         arrival_s=jnp.where(kept, arrival[place], jnp.inf),
     )
     return engines, outcomes, transit, bounds[n_dc + 1] - bounds[n_dc] > capacity
+
+
+def _window_end(time_s: Array, window_s: Array) -> Array:
+    """End of the window k, the largest with k*window_s <= `time_s`; the quotient may be off by one where the product is exact."""
+    guess = jnp.floor(time_s / window_s)
+    window = guess + jnp.where((guess + 1.0) * window_s <= time_s, 1.0, jnp.where(guess * window_s > time_s, -1.0, 0.0))
+    return (window + 1.0) * window_s
 
 
 def _route(outcomes: Outcomes, request: Array, dc: Array, arrival: Array, n_dc: int) -> Outcomes:

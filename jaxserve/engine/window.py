@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import PyTree
 
 from jaxserve.engine.control import AbstractPolicy, StepRequests, across_lanes
 from jaxserve.engine.iterate import ADMITTED, BUILT, RAN_DECODE, RAN_PREFILL, Spent, run_pass, spent_before
@@ -28,6 +29,7 @@ class StepOutputs(eqx.Module):
     decode_before: Array  # [E] int32
     passes: Array  # [] int32
     short_of: Array  # [2] bool: passes, transit
+    told: PyTree  # what the policy tells of its decisions
 
 
 def advance_step(
@@ -38,17 +40,15 @@ def advance_step(
     start_s = window * fleet.window_s
     end_s = (window + sizes.step_windows) * fleet.window_s
     if policy.observes:
-        # Which windows see a poll differs from lane to lane; the branch is taken when any lane has one, and `poll` masks by DC.
-        any_due = across_lanes(jnp.any((window - fleet.poll_offset) % fleet.poll_windows == 0).astype(jnp.int32)) > 0
-        state = jax.lax.cond(any_due, lambda s: poll(fleet, arrivals, s, window, start_s, step.ci), lambda s: s, state)
+        state = look(fleet, arrivals, sizes, state, step)
     seen = jnp.stack([state.snapshot.batch, state.snapshot.queued_tokens, state.snapshot.cached, state.snapshot.duty])
 
-    requests = _step_requests(arrivals, sizes, step.group_start)
-    place, schedulers = policy.route(fleet, arrivals, state.snapshot, state.schedulers, requests)
+    requests = step_requests(arrivals, sizes, step.group_start, step.batch_end)
+    place, schedulers, told = policy.route(fleet, arrivals, state.snapshot, state.schedulers, requests)
     empty = requests.request == sizes.requests
     dc = jnp.where(empty, fleet.n_dc, own_order(fleet)[requests.scheduler, place])
     engines, outcomes, transit, crowded = deliver(
-        fleet, arrivals, state.engines, state.outcomes, state.transit, requests.request, dc, end_s
+        fleet, arrivals, state.engines, state.outcomes, state.transit, requests.request, dc, end_s, fleet.remote_window & policy.batched
     )
 
     before = engines
@@ -70,17 +70,34 @@ def advance_step(
         decode_before=before.n_decode,
         passes=passes,
         short_of=jnp.stack([jnp.any(engines.clock < end_s), crowded]),
+        told=told,
     )
 
 
-def _step_requests(arrivals: Arrivals, sizes: Sizes, group_start: Array) -> StepRequests:
+def look(fleet: Fleet, arrivals: Arrivals, sizes: Sizes, state: State, step: StepInputs) -> State:
+    """The polls that fall on the start of step `step.index`."""
+    window = step.index * sizes.step_windows
+    # Which windows see a poll differs from lane to lane; the branch is taken when any lane has one, and `poll` masks by DC.
+    any_due = across_lanes(jnp.any((window - fleet.poll_offset) % fleet.poll_windows == 0).astype(jnp.int32)) > 0
+    return jax.lax.cond(any_due, lambda s: poll(fleet, arrivals, s, window, window * fleet.window_s, step.ci), lambda s: s, state)
+
+
+def step_requests(arrivals: Arrivals, sizes: Sizes, group_start: Array, batch_end: Array) -> StepRequests:
+    """The requests decided in a step; `group_start` [G+1] and `batch_end` [K, G] are one row of the chunk's."""
     first = group_start[0]
     listed = jax.lax.dynamic_slice(arrivals.by_scheduler, (first,), (sizes.step_requests,))
     place = jnp.arange(sizes.step_requests, dtype=jnp.int32)
     start = group_start - first
     request = jnp.where(place < start[-1], listed, sizes.requests)
     scheduler = arrivals.scheduler[request]
-    return StepRequests(request=request, start=start, scheduler=scheduler, rank=place - start[scheduler])
+    return StepRequests(
+        request=request,
+        start=start,
+        batch_end=batch_end - first,
+        scheduler=scheduler,
+        rank=place - start[scheduler],
+        batch_requests=sizes.batch_requests,
+    )
 
 
 def _run(

@@ -1,12 +1,14 @@
-"""What a scheduler expects of each DC for one request: TTFT, TPOT, and whether both keep the SLO."""
+"""What a scheduler expects of each DC for one request: TTFT, TPOT, whether both keep the SLO, and the energy; and a DC's headroom."""
 
 import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 
 from jaxserve.engine.control import View
+from jaxserve.engine.model import Fleet
 
 MAX_DUTY = 0.95  # keeps 1/(1 - duty) finite
+WHOLE = 1e-9  # keeps a whole headroom whole: N*(capacity - B) rounds below it where B is in thirds
 
 
 class Estimate(eqx.Module):
@@ -39,3 +41,22 @@ def estimate(view: View, isl: Array, osl: Array) -> Estimate:
     ttft = view.rtt_s + wait + prefill
     tpot = (fleet.decode_time(view.batch + 1.0, view.cached + isl) + jnp.where(view.queued_tokens > 0, backlog, 0.0)) / working
     return Estimate(ttft_s=ttft, tpot_s=tpot, feasible=(ttft <= fleet.slo_ttft_s) & (tpot <= fleet.slo_tpot_s))
+
+
+def energy_j(view: View, isl: Array, osl: Array) -> Array:
+    """E [D]: joules of one request before PUE, with its share of the steps' fixed energy. E_rd of arXiv 2610.14571; the shares are ours."""
+    fleet = view.fleet
+    shared = fleet.prefill_energy.e_pre0 / (1.0 + queued_requests(view)) + osl * fleet.decode_energy.e_dec0 / (view.batch + 1.0)
+    return shared + marginal_energy_j(fleet, isl, osl)
+
+
+def marginal_energy_j(fleet: Fleet, isl: Array, osl: Array) -> Array:
+    """Joules that one request adds to steps that run anyway, before PUE."""
+    prefill, decode = fleet.prefill_energy, fleet.decode_energy
+    context = isl + osl / 2.0  # the mean over its decode steps
+    return prefill.e_pre_tok * isl + prefill.e_pre_sq * isl * isl + osl * (decode.e_dec_req + decode.e_dec_kv * context)
+
+
+def headroom(view: View) -> Array:
+    """H [D]: requests that a DC can still take: floor(N * max(0, batch_capacity - B - q))."""
+    return jnp.floor(view.engines * jnp.maximum(0.0, view.fleet.batch_capacity - view.batch - queued_requests(view)) + WHOLE)

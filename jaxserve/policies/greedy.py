@@ -32,8 +32,8 @@ class Greedy(AbstractRequestPolicy):
         chosen = np.array([name == latency for name in LATENCIES])
         return cls(alpha=np.float64(alpha), latency=chosen, signal=np.bool_(signal == "pue_ci"))
 
-    def init(self) -> Array:
-        """The place of the next DC for requests that no DC can serve within the SLO."""
+    def init(self, n_dc: int) -> Array:
+        """How many requests have been dealt in turn because no DC could serve them within the SLO."""
         return jnp.int32(0)
 
     def choose(self, view: View, isl: Array, osl: Array, memory: Array) -> tuple[Array, Array]:
@@ -50,8 +50,12 @@ class Greedy(AbstractRequestPolicy):
         score = self.alpha * _share(latency, feasible) + (1.0 - self.alpha) * _share(carbon, feasible)
         best = jnp.argmin(jnp.where(feasible, score, jnp.inf))
         served = jnp.any(feasible)
-        place = jnp.where(served, best, memory)
-        return place, jnp.where(served, memory, (memory + 1) % fleet.n_dc)
+        place = jnp.where(served, best, memory % fleet.n_dc)
+        return place, jnp.where(served, memory, memory + 1)
+
+    def fallbacks(self, memory: Array) -> Array:
+        """Greedy has the second kind only."""
+        return jnp.stack([jnp.zeros_like(memory), memory])
 
 
 def _share(value: Array, feasible: Array) -> Array:

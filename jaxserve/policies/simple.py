@@ -17,23 +17,23 @@ class RoundRobin(AbstractPolicy):
 
     observes: ClassVar[bool] = False
 
-    def init(self) -> Array:
+    def init(self, n_dc: int) -> Array:
         """The place of the scheduler's next DC."""
         return jnp.int32(0)
 
     def route(
         self, fleet: Fleet, arrivals: Arrivals, snapshot: Snapshot, schedulers: Schedulers, requests: StepRequests
-    ) -> tuple[Array, Schedulers]:
+    ) -> tuple[Array, Schedulers, tuple[()]]:
         """Deals the step's requests in order of arrival."""
         place = (schedulers.memory[requests.scheduler] + requests.rank) % fleet.n_dc
         count = requests.start[1:] - requests.start[:-1]
-        return place, dataclasses.replace(schedulers, memory=(schedulers.memory + count) % fleet.n_dc)
+        return place, dataclasses.replace(schedulers, memory=(schedulers.memory + count) % fleet.n_dc), ()
 
 
 class LeastLoaded(AbstractRequestPolicy):
     """The DC with the fewest requests running, dispatched and queued per engine."""
 
-    def init(self) -> tuple[()]:
+    def init(self, n_dc: int) -> tuple[()]:
         """Remembers nothing."""
         return ()
 

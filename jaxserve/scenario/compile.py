@@ -9,12 +9,13 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from jaxserve.engine.lane import Requests as EngineRequests
+from jaxserve.engine.lane import Windows, first_requests
 from jaxserve.engine.model import Fleet, Sizes, ValidRange
-from jaxserve.engine.simulate import Requests as EngineRequests
-from jaxserve.engine.simulate import first_requests
 from jaxserve.errors import InputError
 from jaxserve.perf.coefficients import Coefficients
 from jaxserve.scenario.grid import GridSeries, load_grid
+from jaxserve.scenario.osl_knowledge import OracleKnowledge, believed_osl
 from jaxserve.scenario.spec import MOST_KV_TOKENS, AffineLatency, Engine, FixedLatency, Scenario
 from jaxserve.scenario.workload import Requests, generate_requests
 from jaxserve.types import on_host
@@ -32,7 +33,7 @@ class Compiled:
     fleet: Fleet
     requests: Requests  # all that arrive
     accepted: NDArray[np.int64]  # [A] numbers of those that can ever be served
-    engine_requests: EngineRequests  # the accepted ones
+    engine_requests: EngineRequests  # the accepted ones, decided at arrival
     grid: GridSeries
     site_zone: NDArray[np.int64]  # [D] column of each site in `grid`
     horizon_windows: int
@@ -43,11 +44,20 @@ class Compiled:
         """g/kWh [n, D] at `times_s` [n]."""
         return self.grid.at(times_s)[:, self.site_zone]
 
+    def requests_for(self, batched: bool) -> EngineRequests:
+        """The accepted requests as a policy takes them that decides at arrival, or window by window."""
+        if not batched:
+            return self.engine_requests
+        r, dispatch = self.engine_requests, self.scenario.dispatch
+        windows = close_windows(r.arrival_s, r.scheduler, dispatch.window_s, dispatch.window_max_requests)
+        return replace(r, windows=windows, decision_s=batch_decision_times(self.scenario, windows, r.scheduler))
+
     def fingerprint(self) -> str:
         """Of what the files behind the scenario held: a trace or grid file that has changed since gives another one."""
         digest = hashlib.sha256()
         r, g = self.requests, self.grid
-        for values in (r.arrival_s, r.isl, r.osl, r.scheduler, g.edges_s, g.ci_g_per_kwh):
+        believed = self.engine_requests.osl_believed
+        for values in (r.arrival_s, r.isl, r.osl, r.scheduler, g.edges_s, g.ci_g_per_kwh, *([] if believed is None else [believed])):
             digest.update(np.ascontiguousarray(values).data)
         return digest.hexdigest()
 
@@ -60,8 +70,8 @@ class Compiled:
         most = max(1, math.floor(LONGEST_STEP_S / window_s * (1 + 1e-9)))
         return max(d for d in range(1, min(common, most) + 1) if common % d == 0)
 
-    def sizes(self, step_windows: int) -> Sizes:
-        """First guesses of the static shapes; the simulation grows those that prove too small."""
+    def sizes(self, step_windows: int, most_steps: int | None = None) -> Sizes:
+        """First guesses of the static shapes, of chunks of at most `most_steps`; the simulation grows those that prove too small."""
         window_s = self.scenario.dispatch.window_s
         step_s = step_windows * window_s
         horizon_steps = self.horizon_windows // step_windows
@@ -69,6 +79,7 @@ class Compiled:
         busiest = int(np.diff(first_requests(arrival, window_s, step_windows, horizon_steps)).max())
         passes = round_up(1.15 * step_s / self.scenario.coefficients.decode_time.alpha0 + 8, 8)
         steps = chunk_steps(passes, self.fleet.n_engines, horizon_steps * 1.05 + 4)
+        steps = steps if most_steps is None else min(steps, most_steps)
         rate = len(arrival) / self.scenario.horizon_s
         longest_rtt = float(np.max(self.fleet.rtt_s, initial=0.0))
         return Sizes(
@@ -117,6 +128,7 @@ def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:
     requests = replace(requests, isl=requests.isl.astype(np.int32), osl=requests.osl.astype(np.int32))
     zones = list(dict.fromkeys(site.zone for site in scenario.sites))
     grid = load_grid(scenario.grid, zones=zones, start=scenario.start_time, duration_s=scenario.horizon_s, base_dir=base_dir)
+    belief = believed_osl(scenario.osl_knowledge, requests, seed=scenario.seed, base_dir=base_dir)
     accepted = _acceptable(scenario, fleet, requests)
     taken = accepted if len(accepted) < len(requests.arrival_s) else slice(None)  # a slice copies nothing
     arrival, scheduler = requests.arrival_s[taken], requests.scheduler[taken]
@@ -131,6 +143,7 @@ def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:
             isl=requests.isl[taken],
             osl=requests.osl[taken],
             scheduler=scheduler,
+            osl_believed=None if isinstance(scenario.osl_knowledge, OracleKnowledge) else belief.osl[taken],
         ),
         grid=grid,
         site_zone=np.array([grid.zones.index(site.zone) for site in scenario.sites]),
@@ -138,6 +151,7 @@ def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:
         ledger_windows=scenario.windows(scenario.ledger_s),
         notes=(
             *requests.notes,
+            *belief.notes,
             f"grid: {grid.signal} carbon intensity ({grid.basis}), {grid.source}",
             *grid.notes,
             *scenario.coefficients.caveats,
@@ -186,6 +200,7 @@ def build_fleet(scenario: Scenario) -> Fleet:
         dc_engines=on_host(engines.astype(as_int)),
         pue=on_host(np.array([site.pue for site in scenario.sites])),
         rtt_s=on_host(_rtt(scenario)),
+        own=on_host(np.array([[site.name in s.sites for site in scenario.sites] for s in scenario.schedulers])),
         first_dc=on_host(np.array([min(index[name] for name in s.sites) for s in scenario.schedulers], as_int)),
         slo_ttft_s=on_host(as_float(scenario.slo.ttft_s)),
         slo_tpot_s=on_host(as_float(scenario.slo.tpot_s)),
@@ -196,6 +211,8 @@ def build_fleet(scenario: Scenario) -> Fleet:
         prefill_first=on_host(np.bool_(engine.batching == "prefill_first")),
         ledger_kept=on_host(np.bool_(scenario.dispatch.ledger != "off")),
         ledger_in_flight=on_host(np.bool_(scenario.dispatch.ledger == "in-flight")),
+        remote_window=on_host(np.bool_(scenario.dispatch.remote_window)),
+        idle_w=on_host(as_float(coefficients.power.idle_w_per_gpu * tp)),
         n_engines=int(engines.sum()),
     )
 
@@ -299,3 +316,43 @@ def decision_times(scenario: Scenario, arrival_s: NDArray[np.float64], scheduler
             free = max(t, free) + latency.c0_s + latency.c1_s
             decided[r] = free
     return decided
+
+
+def close_windows(arrival_s: NDArray[np.float64], scheduler: NDArray[np.integer], window_s: float, most: int) -> Windows:
+    """The windows of batch policies over requests [A] in order of arrival (SEMANTICS.md, "From arrival to engine").
+
+    A window closes at its end or at the arrival of its `most`-th request; what follows forms the next one, to the same end.
+    """
+    k = np.floor(arrival_s / window_s).astype(np.int64)  # the largest with k*window_s <= arrival; the quotient may be off by one
+    k += (k + 1) * window_s <= arrival_s
+    k -= k * window_s > arrival_s
+    decided_s, batch = np.empty_like(arrival_s), np.empty(len(arrival_s), np.int64)
+    for g in np.unique(scheduler):
+        mine = np.flatnonzero(scheduler == g)
+        first = np.searchsorted(k[mine], k[mine])  # of the window of each, in `mine`
+        opens = (np.arange(len(mine)) - first) % most == 0
+        number = np.cumsum(opens) - 1
+        starts = np.flatnonzero(opens)
+        size = np.diff(np.append(starts, len(mine)))
+        close = np.where(size == most, arrival_s[mine[starts + size - 1]], (k[mine[starts]] + 1) * window_s)
+        decided_s[mine], batch[mine] = close[number], number
+    return Windows(window=k, decided_s=decided_s, batch=batch)
+
+
+def batch_decision_times(scenario: Scenario, windows: Windows, scheduler: NDArray[np.integer]) -> NDArray[np.float64]:
+    """`decision_s` [A] of batch policies; with `measured` latency what the solvers need is added as they run."""
+    latency = scenario.decision_latency
+    if isinstance(latency, FixedLatency):
+        return windows.decided_s + latency.seconds
+    decision_s = windows.decided_s.copy()
+    if isinstance(latency, AffineLatency):
+        for g in np.unique(scheduler):
+            mine = np.flatnonzero(scheduler == g)
+            starts = np.flatnonzero(np.diff(windows.batch[mine], prepend=-1))
+            sizes = np.diff(np.append(starts, len(mine)))
+            ends, free = [], 0.0
+            for close, n in zip(windows.decided_s[mine[starts]].tolist(), sizes.tolist(), strict=True):
+                free = max(close, free) + (latency.c0_s + latency.c1_s * n)
+                ends.append(free)
+            decision_s[mine] = np.repeat(ends, sizes)
+    return decision_s

@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 
 from jaxserve.perf.coefficients import Coefficients
 from jaxserve.scenario.grid import FileGrid, GridSpec
+from jaxserve.scenario.osl_knowledge import NoiseKnowledge, OracleKnowledge, OslKnowledge, PredictedKnowledge
 from jaxserve.scenario.rawfile import MAX_TOKENS
 from jaxserve.scenario.workload import TraceWorkload, WorkloadSpec
 from jaxserve.units import BYTES_PER_GIB
@@ -126,6 +127,10 @@ class Dispatch(_Strict):
     """What all schedulers have in common."""
 
     window_s: Seconds = 0.1
+    window_max_requests: int = Field(default=300, ge=1, le=65_536)
+    """A batch policy's window closes early at the arrival of this many requests."""
+    remote_window: bool = False
+    """Whether a request that a batch policy forwards waits for the end of a window at the scheduler of the other DC."""
     batch_capacity: int = Field(default=40, ge=1, le=MAX_TOKENS)
     """Requests that schedulers believe an engine takes at once."""
     ledger: Literal["off", "reset", "in-flight"] = "in-flight"
@@ -160,6 +165,12 @@ class AffineLatency(_Strict):
     c1_s: Delay
 
 
+class MeasuredLatency(_Strict):
+    """One solver a scheduler, which takes its own wall time; for policies with a solver on the host. No run repeats it exactly."""
+
+    kind: Literal["measured"]
+
+
 class Scenario(_Strict):
     """Everything a run depends on."""
 
@@ -181,7 +192,9 @@ class Scenario(_Strict):
     schedulers: list[Scheduler] = Field(min_length=1)
     dispatch: Dispatch = Dispatch()
     provisioner: Provisioner = Provisioner()
-    decision_latency: Annotated[NoLatency | FixedLatency | AffineLatency, Field(discriminator="kind")] = NoLatency()
+    decision_latency: Annotated[NoLatency | FixedLatency | AffineLatency | MeasuredLatency, Field(discriminator="kind")] = NoLatency()
+    osl_knowledge: OslKnowledge = OracleKnowledge()
+    """What schedulers know of a request's output length when they decide."""
     policies: list[dict[str, Any]] = Field(min_length=1)
     """The policies to compare, the first being the baseline; each `{kind = ..., ...}` as `jaxserve list` lists them."""
 
@@ -244,7 +257,7 @@ class Scenario(_Strict):
         def absolute(path: str) -> str:
             return str((base_dir / path).resolve())
 
-        workload, grid = self.workload, self.grid
+        workload, grid, knowledge = self.workload, self.grid, self.osl_knowledge
         if isinstance(workload, TraceWorkload):
             workload = workload.model_copy(update={"path": absolute(workload.path)})
         elif workload.lengths.quantiles_file is not None:
@@ -252,4 +265,6 @@ class Scenario(_Strict):
             workload = workload.model_copy(update={"lengths": lengths})
         if isinstance(grid, FileGrid):
             grid = grid.model_copy(update={"path": [absolute(path) for path in grid.path]})
-        return self.model_copy(update={"workload": workload, "grid": grid})
+        if isinstance(knowledge, PredictedKnowledge | NoiseKnowledge) and knowledge.model is not None:
+            knowledge = knowledge.model_copy(update={"model": absolute(knowledge.model)})
+        return self.model_copy(update={"workload": workload, "grid": grid, "osl_knowledge": knowledge})

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from pyarrow import csv as pacsv
 
@@ -26,21 +27,27 @@ THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d*)?")
 
 @dataclass(frozen=True)
 class TraceFormat:
-    """Names of the three columns that matter; `time_unit_s` is the length of one numeric time unit in seconds."""
+    """Names of the three columns that matter and of the two that may be there; `time_unit_s` is one numeric time unit in seconds."""
 
     name: str
     time: str
     isl: str
     osl: str
     time_unit_s: float = 1.0
+    model: str = "model"
+    application: str = "application"
 
     @property
     def columns(self) -> tuple[str, str, str]:
         return (self.time, self.isl, self.osl)
 
+    @property
+    def labels(self) -> tuple[str, str]:
+        return (self.model, self.application)
+
 
 AZURE = TraceFormat("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens")
-BURSTGPT = TraceFormat("BurstGPT", "Timestamp", "Request tokens", "Response tokens")
+BURSTGPT = TraceFormat("BurstGPT", "Timestamp", "Request tokens", "Response tokens", model="Model", application="Log Type")
 MOONCAKE = TraceFormat("Mooncake JSON lines", "timestamp", "input_length", "output_length", time_unit_s=1e-3)
 KNOWN = (
     "the formats known are Azure (TIMESTAMP,ContextTokens,GeneratedTokens), "
@@ -61,6 +68,8 @@ class RawTrace:
     line_of: Callable[[int], int]  # data row index -> 1-based line number in the file
     origin_code: np.ndarray | None = None  # int[R] index into origin_values
     origin_values: list[str] = field(default_factory=list)
+    model: pd.Categorical | None = None  # [R], "" where a row does not say; None where no row does
+    application: pd.Categorical | None = None  # likewise
 
 
 def read_raw(path: Path, origin_column: str | None) -> RawTrace:
@@ -112,7 +121,7 @@ def _recognise(path: Path, line: int, header: list[str]) -> TraceFormat:
     if len(matches) > 1:
         both = " and ".join("/".join(match.columns) for match in matches)
         raise InputError(f"{path}, row {line}: the header fits more than one format ({both}); remove or rename columns until one fits.")
-    for name in matches[0].columns:
+    for name in (*matches[0].columns, *matches[0].labels):
         if names.count(name) > 1:
             raise InputError(f"{path}, row {line}: the column {name} appears {names.count(name)} times; keep one.")
     return matches[0]
@@ -135,9 +144,11 @@ def _read_csv(path: Path, origin_column: str | None) -> RawTrace:
     stamped = cell_problem(time_cell) is not None  # anything but a number is tried as a time stamp
 
     # Names as the file has them (perhaps with blanks around) select columns; the clean names are for people.
-    raw_name = {name: header[at[name]] for name in (*form.columns, *([origin_column] if origin_column else []))}
+    labels = [name for name in form.labels if name in at]
+    raw_name = {name: header[at[name]] for name in (*form.columns, *labels, *([origin_column] if origin_column else []))}
     types = {raw_name[form.time]: pa.string() if stamped else pa.float64()}
     types |= {raw_name[name]: pa.float64() for name in form.columns[1:]}
+    types |= {raw_name[name]: pa.string() for name in labels}
     if origin_column is not None:
         if origin_column in form.columns:
             raise InputError(f"workload.origin_column: '{origin_column}' holds times or tokens; name a column that holds origins.")
@@ -165,7 +176,17 @@ def _read_csv(path: Path, origin_column: str | None) -> RawTrace:
         line_of=lambda index: _csv_line(path, index),
         origin_code=code,
         origin_values=values,
+        model=_labels(table[raw_name[form.model]]) if form.model in at else None,
+        application=_labels(table[raw_name[form.application]]) if form.application in at else None,
     )
+
+
+def _labels(column: pa.ChunkedArray | pa.Array) -> pd.Categorical | None:
+    """[R] texts without blanks around them; None where all are empty."""
+    encoded = column.dictionary_encode()
+    encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+    codes, names = pd.factorize(np.array([value.strip() for value in encoded.dictionary.to_pylist()], object))
+    return pd.Categorical.from_codes(codes[encoded.indices.to_numpy()], names) if any(names) else None
 
 
 def _csv_line(path: Path, index: int) -> int:
@@ -202,6 +223,7 @@ def _read_json_lines(path: Path, origin_column: str | None) -> RawTrace:
     columns: dict[str, list[float]] = {name: [] for name in form.columns}
     codes: list[int] = []
     values: dict[str, int] = {}
+    labels: dict[str, list[str]] = {name: [] for name in form.labels}
     with open_input(path) as stream:
         for line, raw in enumerate(stream, start=1):
             text = (raw.removeprefix(b"\xef\xbb\xbf") if line == 1 else raw).decode("utf-8").strip()
@@ -217,6 +239,9 @@ def _read_json_lines(path: Path, origin_column: str | None) -> RawTrace:
                 if origin_column not in row:
                     raise InputError(f"{path}, row {line}: has no key '{origin_column}' (workload.origin_column); add it to every line.")
                 codes.append(values.setdefault(str(row[origin_column]), len(values)))
+            for name in form.labels:
+                text = str(row.get(name) or "")  # JSON may hold half a surrogate pair, which is no text
+                labels[name].append(text.encode(errors="replace").decode())
             lines.append(line)
     return RawTrace(
         format=form,
@@ -226,6 +251,8 @@ def _read_json_lines(path: Path, origin_column: str | None) -> RawTrace:
         line_of=lines.__getitem__,
         origin_code=None if origin_column is None else np.array(codes, np.int64),
         origin_values=list(values),
+        model=_labels(pa.array(labels[form.model])),
+        application=_labels(pa.array(labels[form.application])),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ NOT_SECONDS = 1e11  # as an epoch in seconds this is the year 5138: it can only 
 ZONED = r":\d\d.*(?:Z|[+-]\d\d(?::?\d\d)?)$"
 
 TimeMode = Literal["auto", "absolute", "relative"]
+Column = TypeVar("Column", np.ndarray, pd.Categorical)
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Trace:
     origin: np.ndarray | None  # int32[R], scheduler index, where an origin column was asked for
     notes: tuple[str, ...]
     counts: dict[str, int]  # rows_read, rows_dropped, rows_unsorted
+    model: pd.Categorical | None = None  # [R], "" where a row does not say; None where the file does not
+    application: pd.Categorical | None = None  # likewise; BurstGPT's log type
 
 
 def read_trace(
@@ -58,7 +61,7 @@ def read_trace(
         name, value = (form.isl, raw.isl[index]) if raw.isl[index] < 1 else (form.osl, raw.osl[index])
         raise InputError(
             f"{path}, row {raw.line_of(index)}, column {name}: {value:.0f} tokens, at least 1 needed; correct the row or set "
-            f'workload.invalid_rows = "drop" to leave such rows out ({dropped} in this file).'
+            f'workload.invalid_rows = "drop" (osl-train: --invalid-rows drop) to leave such rows out ({dropped} in this file).'
         )
     if dropped == rows_read:
         raise InputError(f'{path}: workload.invalid_rows = "drop" leaves no row, all {rows_read} have too few tokens; give another file.')
@@ -66,19 +69,26 @@ def read_trace(
     seconds, time_note = _seconds(path, raw, time, keep)
     origin = _origin(path, raw, origin_column, origins or {}, keep)
     isl, osl = raw.isl[keep].astype(np.int64), raw.osl[keep].astype(np.int64)
+    model, application = at_rows(raw.model, keep), at_rows(raw.application, keep)
 
     unsorted = int((seconds[1:] < np.maximum.accumulate(seconds)[:-1]).sum())
     if unsorted:
         order = np.argsort(seconds, kind="stable")
         seconds, isl, osl = seconds[order], isl[order], osl[order]
-        origin = None if origin is None else origin[order]
+        origin, model, application = at_rows(origin, order), at_rows(model, order), at_rows(application, order)
     notes = [f"{path.name}: {form.name} format ({', '.join(form.columns)}), {rows_read} rows", time_note]
     if dropped:
         notes.append(f'{dropped} rows with fewer than 1 token dropped (invalid_rows = "drop")')
     if unsorted:
         notes.append(f"{unsorted} rows were out of order; sorted by time")
     counts = {"rows_read": rows_read, "rows_dropped": dropped, "rows_unsorted": unsorted}
-    return Trace(seconds, isl, osl, origin, tuple(notes), counts)
+    return Trace(seconds, isl, osl, origin, tuple(notes), counts, model, application)
+
+
+def at_rows(column: Column | None, rows: np.ndarray) -> Column | None:
+    """The chosen rows (numbers, or a mask) of a column that may be absent."""
+    values: Any = column
+    return None if values is None else values[rows]
 
 
 def _check_whole(path: Path, raw: RawTrace, name: str, tokens: np.ndarray) -> None:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from jaxserve.errors import InputError
 from jaxserve.scenario.lengths import length_means, read_table, sample_named
 from jaxserve.scenario.rawfile import resolve
-from jaxserve.scenario.traces import Trace, read_trace
+from jaxserve.scenario.traces import Trace, at_rows, read_trace
 from jaxserve.scenario.workload_spec import LengthsSpec, PoissonWorkload, RatePiece, TraceWorkload, WorkloadSpec
 
 __all__ = ["LengthsSpec", "PoissonWorkload", "RatePiece", "Requests", "TraceWorkload", "WorkloadSpec", "generate_requests"]
@@ -24,6 +25,7 @@ BLOCK = 65536  # fixed, so that the bits of an arrival do not depend on how many
 
 # Second word of the seed sequence. Never renumber: stored runs are repeated by seed.
 STREAM_ARRIVALS, STREAM_ISL, STREAM_OSL, STREAM_MIXTURE, STREAM_THIN, STREAM_SPLIT = range(6)
+STREAM_BELIEF_ERROR, STREAM_BELIEF_EXACT = 6, 7
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Requests:
     scheduler: np.ndarray  # int32[R], index into scheduler_names
     notes: tuple[str, ...]  # sentences for the log
     counts: dict[str, int]  # requests; for a trace also rows_read, rows_dropped, rows_unsorted, rows_outside_slice, requests_thinned
+    model: pd.Categorical | None = None  # [R], "" where a row does not say; None where the trace does not, and for generated requests
+    application: pd.Categorical | None = None  # likewise
 
 
 def generate_requests(
@@ -57,7 +61,7 @@ def generate_requests(
         raise InputError(f"seed: {seed} is negative; give an integer >= 0.")
     if not scheduler_names:
         raise InputError("schedulers: none given; name at least one.")
-    origin = None
+    origin = model = application = None
     if isinstance(spec, PoissonWorkload):
         arrival, notes = _poisson(spec, horizon_s, seed)
         isl, osl, length_note = _lengths(spec.lengths, len(arrival), seed, base_dir)
@@ -65,12 +69,15 @@ def generate_requests(
     else:
         arrival, rows, trace, notes, counts = _from_trace(spec, horizon_s, seed, scheduler_names, base_dir)
         isl, osl = trace.isl[rows], trace.osl[rows]
-        origin = None if trace.origin is None else trace.origin[rows]
+        origin = at_rows(trace.origin, rows)
+        model, application = at_rows(trace.model, rows), at_rows(trace.application, rows)
     scheduler = origin if origin is not None else _split(spec.split, len(arrival), seed, len(scheduler_names), scheduler_weights)
-    return Requests(arrival, isl, osl, scheduler.astype(np.int32), tuple(notes), counts | {"requests": len(arrival)})
+    counts = counts | {"requests": len(arrival)}
+    return Requests(arrival, isl, osl, scheduler.astype(np.int32), tuple(notes), counts, model, application)
 
 
-def _rng(seed: int, stream: int) -> np.random.Generator:
+def random_stream(seed: int, stream: int) -> np.random.Generator:
+    """The generator of one of the streams above."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, stream])))
 
 
@@ -88,7 +95,7 @@ def _poisson(spec: PoissonWorkload, horizon_s: float, seed: int) -> tuple[np.nda
     field = "workload.rates" if spec.rates is not None else "workload.rate_req_per_s"
     _check_size(edges[-1], f"lower {field} or horizon_s")
 
-    rng = _rng(seed, STREAM_ARRIVALS)
+    rng = random_stream(seed, STREAM_ARRIVALS)
     blocks, reached = [], 0.0
     while reached < edges[-1]:
         blocks.append(reached + np.cumsum(rng.standard_exponential(BLOCK)))
@@ -114,13 +121,13 @@ def _lengths(spec: LengthsSpec, count: int, seed: int, base_dir: Path) -> tuple[
     """ISL and OSL, int64[R] each, and the sentence that says where they come from."""
     if spec.isl is not None and spec.osl is not None:
         return np.full(count, spec.isl), np.full(count, spec.osl), f"fixed lengths: ISL {spec.isl}, OSL {spec.osl} tokens"
-    u_isl, u_osl = _rng(seed, STREAM_ISL).random(count), _rng(seed, STREAM_OSL).random(count)
+    u_isl, u_osl = random_stream(seed, STREAM_ISL).random(count), random_stream(seed, STREAM_OSL).random(count)
     if spec.quantiles_file is not None:
         table = read_table(resolve(base_dir, spec.quantiles_file, "workload.lengths.quantiles_file"))
         (isl, osl), means, name = table.sample(u_isl, u_osl), table.means(), spec.quantiles_file
     else:
         name = spec.distribution or ""
-        isl, osl = sample_named(name, u_isl, u_osl, _rng(seed, STREAM_MIXTURE).random(count))
+        isl, osl = sample_named(name, u_isl, u_osl, random_stream(seed, STREAM_MIXTURE).random(count))
         means = length_means(name)
     within = "independent within each part of the mixture" if name == "mixed" else "independent"
     return isl, osl, f"lengths from {name}: mean ISL {means[0]:.0f}, mean OSL {means[1]:.0f} tokens, ISL and OSL {within}"
@@ -180,7 +187,7 @@ def _from_trace(
 
     thinned = 0
     if spec.rate_method == "thin" and spec.rate_scale < 1:
-        stay = _rng(seed, STREAM_THIN).random(inside) < spec.rate_scale
+        stay = random_stream(seed, STREAM_THIN).random(inside) < spec.rate_scale
         arrival, rows, thinned = arrival[stay], rows[stay], inside - int(stay.sum())
         notes.append(f"thinned: each request kept with probability {spec.rate_scale:g}, {thinned} of {inside} left out")
         if not len(rows):
@@ -208,4 +215,4 @@ def _split(how: str, count: int, seed: int, schedulers: int, weights: Sequence[f
         raise InputError(f'schedulers: split = "weight" needs {schedulers} finite weights >= 0, not all 0; correct them.')
     edges = np.cumsum(share / share.sum())
     edges[np.flatnonzero(share)[-1] :] = 1.0  # rounding must not leave a gap that a scheduler of weight 0 would fall into
-    return np.searchsorted(edges, _rng(seed, STREAM_SPLIT).random(count), side="right")
+    return np.searchsorted(edges, random_stream(seed, STREAM_SPLIT).random(count), side="right")

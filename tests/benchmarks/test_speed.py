@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.engine.simulate import Case, Simulation
-from jaxserve.policies.registry import build_policy, resolve_policies
+from jaxserve.cases import build_case, first_sizes
+from jaxserve.engine.simulate import Simulation
+from jaxserve.policies.registry import resolve_policies
 from jaxserve.scenario.compile import Compiled, compile_scenario
 from jaxserve.scenario.load import load_scenario
 from tests.oracle.random_scenarios import random_scenario
@@ -34,14 +35,12 @@ def compiled(*overrides: str) -> Compiled:
 
 def run_once(case: Compiled, policy: dict) -> float:
     """Seconds of one run through the engine, from requests on the host to times on the host."""
-    device_policy = build_policy(resolve_policies([policy])[0])
-    step_windows = case.step_windows(device_policy.observes)
+    whole = build_case(case, resolve_policies([policy])[0])
+    step_windows = case.step_windows(whole.policy.observes)
+    sizes = first_sizes(case, whole, step_windows)
     began = time.perf_counter()
     simulation = Simulation(
-        [Case(case.fleet, device_policy, case.engine_requests, case.ci)],
-        window_s=case.scenario.dispatch.window_s,
-        horizon_steps=case.horizon_windows // step_windows,
-        sizes=case.sizes(step_windows),
+        [whole], window_s=case.scenario.dispatch.window_s, horizon_steps=case.horizon_windows // step_windows, sizes=sizes
     )
     finished = 0
     while not simulation.done:

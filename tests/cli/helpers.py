@@ -1,7 +1,8 @@
-"""A small scenario to spoil, and the command line called in this process."""
+"""A small scenario to spoil, the command line called in this process, and what a refusal must look like."""
 
 import copy
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,11 @@ SMALL: dict[str, Any] = {
     "policies": [{"kind": "round_robin"}],
 }
 """Two sites of two engines each; a run takes no longer than its compilation."""
+
+
+TRACE = {"workload": {"kind": "trace", "path": "trace.csv"}}
+GRID = {"grid": {"kind": "file", "path": "ci.csv"}}
+"""Changes that name a file beside the scenario."""
 
 
 def changed(changes: dict[str, Any]) -> dict[str, Any]:
@@ -82,3 +88,22 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *a
         code = int(end.code or 0)
     said = capsys.readouterr()
     return Outcome(code, said.out, said.err)
+
+
+def refused(outcome: Outcome, out: Path | None, *parts: str) -> None:
+    """Check that the call ended as bad input must."""
+    assert "Traceback" not in outcome.err
+    assert outcome.code == 2, outcome
+    assert outcome.out == ""
+    assert outcome.err.startswith("jaxserve: ") and outcome.err.count("\n") == 1 and outcome.err.endswith("\n"), outcome.err
+    assert len(outcome.err) < 900
+    for leak in ("Input should", "pydantic", "Errno", "NoneType", "<class", "Value error"):
+        assert leak not in outcome.err, outcome.err
+    for part in parts:
+        assert part in outcome.err, outcome.err
+    if out is not None:
+        assert not out.exists()
+
+
+Refuse = Callable[..., None]
+"""The fixture `refuse`: (scenario, *parts of the sentence, arguments=()) -> None."""

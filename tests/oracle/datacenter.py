@@ -54,7 +54,7 @@ class DataCenter:
             q=sum(r.isl for r in queued) / n,
             k=sum(cached_tokens(r, p) for r in running) / n,
             duty=sum(self._duty(e, p) for e in self.engines) / n,
-            ci=self.s.ci(window)[self.index],
+            ci=self.s.ci(min(window, self.s.horizon_windows - 1))[self.index],  # no later one need be known
         )
 
     def empty_snapshot(self, window: int) -> Snapshot:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.oracle.records import Batch
+
 
 @dataclass(frozen=True)
 class OracleScenario:
@@ -43,7 +45,14 @@ class OracleScenario:
     slo_tpot_s: float
     batch_capacity: int
     ledger: str  # "off" | "reset" | "in-flight"
-    policy: tuple  # ("round_robin",) | ("least_loaded",) | ("greedy", alpha, latency, signal)
+    policy: tuple
+    # ("round_robin",) | ("least_loaded",) | ("greedy", alpha, latency, signal) | ("moer",) | ("moer_soft", w)
+    # | ("ilp",) | ("iterative_ilp", t_max) | ("green_llm",) | ("moer_cap", cap)
+    # | ("facility_milp", "linear" | "exp", "standard" | "f_const" | "c_full")
+    # batches
+    window_max_requests: int = 1_000_000
+    remote_window: bool = False
+    believed_osl: list[float] | None = None  # None: the true ones
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,7 @@ class OracleResult:
     dc: list[int]
     node: list[int]
     engine: list[int]  # within the node
+    decided_s: list[float]
     decision_s: list[float]
     dc_arrival_s: list[float]
     admit_s: list[float]
@@ -64,3 +74,4 @@ class OracleResult:
     decode_s: list[float]
     idle_s: list[float]
     polls: list[tuple[int, int, float, float, float, float]]  # (window, dc, B, Q, K, duty) in order of time
+    batches: list[Batch]  # in order of time

@@ -51,8 +51,8 @@ def random_scenario(seed: int, kind: int | None = None) -> OracleScenario:
     footprints = [a + b for a, b in zip(isl, osl)]
     kv = rng.choice((max(footprints), max(max(footprints), 2 * sum(footprints) // n), 1_000_000))
     budget = 1 + int(rng.choice((0.15, 0.5, 1.0, 4.0)) * max(isl))  # the first two split the longest prompts
-    seconds = _dyadic_times(rng, window_s) if dyadic else _times(rng, k, window_s, isl, osl)
-    own = _own(rng, k.n_schedulers, n_dcs)
+    seconds = _dyadic_times(rng, window_s) if dyadic else step_times(rng, k, window_s, isl, osl)
+    own = own_dcs(rng, k.n_schedulers, n_dcs)
     policy = rng.choice(POLICIES)
     if policy[0] == "greedy":
         policy = ("greedy", rng.choice((0.0, 0.3, 0.7, 1.0)), *policy[2:])
@@ -74,7 +74,7 @@ def random_scenario(seed: int, kind: int | None = None) -> OracleScenario:
         pue=[rng.choice((1.0, 1.1, 1.25, 1.6)) for _ in range(n_dcs)],
         ci=_ci(rng, n_dcs, k.horizon_windows),
         own=own,
-        rtt_s=_rtt(rng, own, n_dcs, window_s),
+        rtt_s=round_trips(rng, own, n_dcs, window_s),
         batching=rng.choice(("study", "prefill_first")),
         max_num_seqs=k.max_num_seqs,
         max_num_batched_tokens=budget,
@@ -129,8 +129,13 @@ def _arrivals(rng: random.Random, n: int, window_s: float, k: Kind, dyadic: bool
     return sorted(times)
 
 
-def _times(rng: random.Random, k: Kind, window_s: float, isl: list[int], osl: list[int]) -> dict[str, dict]:
-    """Step times of the usual form, scaled so that the engines are loaded to a chosen share of what they can do."""
+LOADS = (0.2, 0.7, 0.7, 1.0, 1.81, 1.81, 10.0)  # shares of what the engines can do
+
+
+def step_times(
+    rng: random.Random, k: Kind, window_s: float, isl: list[int], osl: list[int], loads: tuple[float, ...] = LOADS
+) -> dict[str, dict]:
+    """Step times of the usual form, scaled so that the engines are loaded to one of `loads`."""
     pre = {"tok_slope_below": 40e-6, "tok_slope_above": 57e-6, "tok_knee": rng.choice((50, 320)), "b0": 9e-3, "b1": 28e-6, "b2": 1.6e-9}
     dec = {"alpha0": 11.7e-3, "alpha1": 44e-6, "alpha2": 0.16e-6, "beta0": rng.choice((0.0, -3e-8)), "beta1": 1e-7, "beta2": -2e-10}
     n, b = len(isl), k.max_num_seqs
@@ -138,7 +143,7 @@ def _times(rng: random.Random, k: Kind, window_s: float, isl: list[int], osl: li
     work = n * (t_pre(pre, mean_isl, 1, mean_isl**2) + (mean_osl - 1) * t_dec(dec, b, b * (mean_isl + mean_osl / 2)) / b)
     capacity = sum(x * y for x, y in zip(k.nodes, k.engines_per_node)) * k.horizon_windows * window_s
     # At 10 times the capacity steps outlast windows, polls and ledger intervals; the cap keeps the drain short.
-    scale = min(rng.choice((0.2, 0.7, 0.7, 1.0, 1.81, 1.81, 10.0)) * capacity / work, 8.0 * window_s / pre["b0"])
+    scale = min(rng.choice(loads) * capacity / work, 8.0 * window_s / pre["b0"])
     return {"t_pre": _scaled(pre, scale), "t_dec": _scaled(dec, scale)}
 
 
@@ -170,7 +175,7 @@ def _decision(rng: random.Random, window_s: float) -> tuple:
     )
 
 
-def _own(rng: random.Random, n_schedulers: int, n_dcs: int) -> list[list[int]]:
+def own_dcs(rng: random.Random, n_schedulers: int, n_dcs: int) -> list[list[int]]:
     """Every scheduler has a DC of its own; DCs are shared only where there are fewer of them than schedulers."""
     own: list[list[int]] = [[] for _ in range(n_schedulers)]
     dcs = list(range(n_dcs))
@@ -180,7 +185,7 @@ def _own(rng: random.Random, n_schedulers: int, n_dcs: int) -> list[list[int]]:
     return [sorted(x) for x in own]
 
 
-def _rtt(rng: random.Random, own: list[list[int]], n_dcs: int, window_s: float) -> list[list[float]]:
+def round_trips(rng: random.Random, own: list[list[int]], n_dcs: int, window_s: float) -> list[list[float]]:
     """Whole windows (requests that arrive on an edge also reach the DC on one), fractions of them, or nothing."""
     style = rng.choice(("windows", "uniform", "none"))
 

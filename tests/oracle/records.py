@@ -13,9 +13,11 @@ class Request:
     arrival_s: float
     isl: int
     osl: int
+    believed_osl: float = math.nan  # what the schedulers take osl to be; osl itself unless given
     dc: int = -1
     node: int = -1
     engine: int = -1
+    decided_s: float = math.inf  # when its DC was chosen, whatever the latency until `decision_s`
     decision_s: float = math.inf
     dc_arrival_s: float = math.inf
     admit_s: float = math.inf
@@ -23,10 +25,9 @@ class Request:
     token_s: list[float] = field(default_factory=list)  # instant of each generated token, the first included
     finish_s: float = math.inf
 
-    @property
-    def decided_s(self) -> float:
-        """When the choice of a DC was made: per-request policies decide at arrival, whatever the latency until `decision_s`."""
-        return self.arrival_s
+    def __post_init__(self) -> None:
+        if math.isnan(self.believed_osl):
+            self.believed_osl = self.osl
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +39,17 @@ class Step:
     kind: str  # "prefill" | "decode"
     energy_j: float
     requests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What became of one batch of a batch policy."""
+
+    decided_s: float
+    scheduler: int
+    requests: int
+    status: str  # of the (first) solve: "optimal" | "infeasible" | "empty", when no request has a feasible DC | "rule", without a solve
+    objective: float  # g, of the assignment that stands; nan without one
+    by_carbon: int  # requests that the fallback sent to a feasible DC, the one of lowest CI
+    in_turn: int  # requests that the fallback sent to the next DC in round-robin order
+    margin: float  # how near the batch was to being decided otherwise, relative: SLOs, and the second-best assignment

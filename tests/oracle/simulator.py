@@ -2,25 +2,30 @@
 
 import heapq
 
+from tests.oracle.batch_policies import BATCH_POLICIES, decide_batch
 from tests.oracle.datacenter import DataCenter
 from tests.oracle.energy import energy_ledger, engine_seconds
 from tests.oracle.model import OracleResult, OracleScenario
 from tests.oracle.policies import Scheduler
-from tests.oracle.records import Request
+from tests.oracle.records import Batch, Request
 from tests.oracle.timeline import first_poll_window
+from tests.oracle.windows import Gathering
 
-# At one instant: a poll comes before the decisions and iterations of its window; a request decided without latency can reach
-# its DC at once; and an iteration sees all that reached its engine by then.
-POLL, ARRIVAL, DC_ARRIVAL, ITERATION = range(4)
+# At one instant: a poll comes before the decisions and iterations of its window; a window ends before the requests of the next
+# arrive; a request decided without latency can reach its DC at once; and an iteration sees all that reached its engine by then.
+POLL, CLOSE, ARRIVAL, DC_ARRIVAL, ITERATION = range(5)
 
 
 class Simulation:
-    """The state of a run. An event is (time, kind, index, window): index is a DC, request or engine, window is that of a poll."""
+    """The state of a run. An event is (time, kind, index, window): index is a DC, scheduler, request or engine, window that of a poll."""
 
     def __init__(self, scenario: OracleScenario):
         s = self.s = scenario
         check(s)
-        self.requests = [Request(*row) for row in zip(range(len(s.arrival_s)), s.scheduler, s.arrival_s, s.isl, s.osl)]
+        believed = s.believed_osl or s.osl
+        self.requests = [Request(*row) for row in zip(range(len(s.arrival_s)), s.scheduler, s.arrival_s, s.isl, s.osl, believed)]
+        self.gathering = [Gathering(s.window_s, s.window_max_requests) for _ in s.own] if s.policy[0] in BATCH_POLICIES else []
+        self.batches: list[Batch] = []
         self.schedulers = [Scheduler(s, i) for i in range(len(s.own))]
         self.dcs = [DataCenter(s, d) for d in range(len(s.nodes))]
         self.engines = [e for dc in self.dcs for e in dc.engines]
@@ -28,8 +33,9 @@ class Simulation:
         offsets = [first_poll_window(s, d) for d in range(len(self.dcs))]
         self.snapshots = [dc.empty_snapshot(offset - s.poll_windows) for dc, offset in zip(self.dcs, offsets)]
         self.polls: list[tuple[int, int, float, float, float, float]] = []
-        # No request arrives after the horizon, so no poll is needed after it.
-        polls = [(k * s.window_s, POLL, d, k) for d, o in enumerate(offsets) for k in range(o, s.horizon_windows, s.poll_windows)]
+        # No request arrives after the horizon, so no poll is needed after it; the last windows close on it.
+        last = s.horizon_windows + (1 if self.gathering else 0)
+        polls = [(k * s.window_s, POLL, d, k) for d, o in enumerate(offsets) for k in range(o, last, s.poll_windows)]
         self.events = polls + [(r.arrival_s, ARRIVAL, r.id, 0) for r in self.requests]
         heapq.heapify(self.events)
 
@@ -38,8 +44,10 @@ class Simulation:
             t, kind, index, window = heapq.heappop(self.events)
             if kind == POLL:
                 self._poll(index, window)
+            elif kind == CLOSE:
+                self._close(index, t)
             elif kind == ARRIVAL:
-                self._decide(self.requests[index])
+                self._arrive(self.requests[index])
             elif kind == DC_ARRIVAL:
                 self._reach_dc(self.requests[index])
             else:
@@ -49,11 +57,28 @@ class Simulation:
         snap = self.snapshots[d] = self.dcs[d].poll(window)
         self.polls.append((window, d, snap.b, snap.q, snap.k, snap.duty))
 
-    def _decide(self, r: Request) -> None:
+    def _arrive(self, r: Request) -> None:
+        if self.gathering:
+            end = self.gathering[r.scheduler].add(r)
+            if end is None:
+                self._close(r.scheduler, r.arrival_s)
+            else:
+                heapq.heappush(self.events, (end, CLOSE, r.scheduler, 0))
+            return
         # Polls fall on window edges and precede decisions of the same instant, so the latest poll of each DC
         # is its last one at or before the start of the window in which the request arrives.
         scheduler = self.schedulers[r.scheduler]
         scheduler.dispatch(r, scheduler.decide(r, self.snapshots))
+        self._send(r)
+
+    def _close(self, scheduler: int, t: float) -> None:
+        batch = self.gathering[scheduler].close()
+        if batch:
+            self.batches.append(decide_batch(self.schedulers[scheduler], batch, t, self.snapshots))
+            for r in batch:
+                self._send(r)
+
+    def _send(self, r: Request) -> None:
         self.dcs[r.dc].sent.append(r)
         heapq.heappush(self.events, (r.dc_arrival_s, DC_ARRIVAL, r.id, 0))
 
@@ -98,6 +123,7 @@ def simulate(scenario: OracleScenario) -> OracleResult:
         dc=[r.dc for r in requests],
         node=[r.node for r in requests],
         engine=[r.engine for r in requests],
+        decided_s=[r.decided_s for r in requests],
         decision_s=[r.decision_s for r in requests],
         dc_arrival_s=[r.dc_arrival_s for r in requests],
         admit_s=[r.admit_s for r in requests],
@@ -109,4 +135,5 @@ def simulate(scenario: OracleScenario) -> OracleResult:
         decode_s=[x[1] for x in seconds],
         idle_s=[x[2] for x in seconds],
         polls=simulation.polls,
+        batches=simulation.batches,
     )

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jaxserve.engine.control import AbstractPolicy
+from jaxserve.engine.lane import Advance, Case, Requests
 from jaxserve.engine.model import Fleet, Sizes, ValidRange
-from jaxserve.engine.simulate import Advance, Case, Requests, Simulation
+from jaxserve.engine.simulate import Simulation
 from jaxserve.perf.latency import DecodeTime, PrefillTime
 from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
 from jaxserve.policies.greedy import Greedy
@@ -73,6 +74,7 @@ def fleet_of(s: OracleScenario) -> Fleet:
         dc_engines=engines.astype(np.int32),
         pue=np.array(s.pue),
         rtt_s=np.array(s.rtt_s),
+        own=np.array([[d in own for d in range(len(s.nodes))] for own in s.own]),
         first_dc=np.array([min(own) for own in s.own], np.int32),
         slo_ttft_s=s.slo_ttft_s,
         slo_tpot_s=s.slo_tpot_s,
@@ -83,6 +85,8 @@ def fleet_of(s: OracleScenario) -> Fleet:
         prefill_first=np.bool_(s.batching == "prefill_first"),
         ledger_kept=np.bool_(s.ledger != "off"),
         ledger_in_flight=np.bool_(s.ledger == "in-flight"),
+        remote_window=np.bool_(s.remote_window),
+        idle_w=s.idle_w_per_gpu * s.tp,
         n_engines=int(engines.sum()),
     )
 

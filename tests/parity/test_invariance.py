@@ -7,8 +7,9 @@ from functools import cache
 import numpy as np
 import pytest
 
+from jaxserve.engine.lane import Advance
 from jaxserve.engine.model import Sizes
-from jaxserve.engine.simulate import Advance, Simulation
+from jaxserve.engine.simulate import Simulation
 from tests.oracle.model import OracleScenario
 from tests.parity.bridge import EngineResult, finish, policy_of, run_engine, simulation_of, sizes_of, step_windows_of
 from tests.parity.worlds import lane_policy, world

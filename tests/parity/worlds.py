@@ -28,9 +28,9 @@ class ByRequest(AbstractRequestPolicy):
     greedy: Greedy
     least_loaded: ArrayLike  # [] bool
 
-    def init(self) -> Array:
+    def init(self, n_dc: int) -> Array:
         """The memory of `Greedy`; `LeastLoaded` has none."""
-        return self.greedy.init()
+        return self.greedy.init(n_dc)
 
     def choose(self, view: View, isl: Array, osl: Array, memory: Array) -> tuple[Array, Array]:
         """The choice of the policy that the flag names."""

@@ -11,58 +11,10 @@ from tests.oracle.policies import Means, Scheduler
 from tests.oracle.random_scenarios import KINDS, random_scenario
 from tests.oracle.records import Request
 from tests.oracle.simulator import simulate
+from tests.oracle.small_worlds import NO_DEC, NO_PRE, scenario, two_dcs
 from tests.oracle.timeline import window_of
 
 ROUNDING = 1e-9  # sums of a few thousand float64 terms
-
-NO_PRE = dict.fromkeys(("tok_slope_below", "tok_slope_above", "tok_knee", "b0", "b1", "b2"), 0.0)
-NO_DEC = dict.fromkeys(("alpha0", "alpha1", "alpha2", "beta0", "beta1", "beta2"), 0.0)
-
-
-def scenario(requests: list[tuple[float, int, int]], **changes) -> OracleScenario:
-    """One scheduler, one DC, one engine; prefill steps take 1 s and cost 8 J, decode steps 0.5 + 0.25*B s and 4 J."""
-    arrival, isl, osl = zip(*requests)
-    base = OracleScenario(
-        window_s=0.5,
-        poll_windows=2,
-        poll_mode="sync",
-        ledger_windows=4,
-        horizon_windows=20,
-        arrival_s=list(arrival),
-        isl=list(isl),
-        osl=list(osl),
-        scheduler=[0] * len(requests),
-        decision=("none",),
-        nodes=[1],
-        engines_per_node=[1],
-        pue=[1.0],
-        ci=lambda k: [100.0],
-        own=[[0]],
-        rtt_s=[[0.0]],
-        batching="study",
-        max_num_seqs=8,
-        max_num_batched_tokens=100,
-        kv_capacity_tokens=1000,
-        tp=1,
-        t_pre=NO_PRE | {"b0": 1.0},
-        t_dec=NO_DEC | {"alpha0": 0.5, "alpha1": 0.25},
-        e_pre={"e_pre0": 8.0, "e_pre_tok": 0.0, "e_pre_sq": 0.0},
-        e_dec={"e_dec0": 4.0, "e_dec_req": 0.0, "e_dec_kv": 0.0},
-        idle_w_per_gpu=0.0,
-        host_w=0.0,
-        slo_ttft_s=1e9,
-        slo_tpot_s=1e9,
-        batch_capacity=8,
-        ledger="in-flight",
-        policy=("round_robin",),
-    )
-    return replace(base, **changes)
-
-
-def two_dcs(requests, **changes) -> OracleScenario:
-    """The same with two DCs of one engine each; the scheduler owns DC 0."""
-    two = {"nodes": [1, 1], "engines_per_node": [1, 1], "pue": [1.0, 1.0], "ci": lambda k: [100.0, 100.0], "rtt_s": [[0.0, 0.0]]}
-    return scenario(requests, **two | changes)
 
 
 class TestEngine:

@@ -1,0 +1,1 @@
+"""The assignment problem of one window, and three ways to solve it: cvxpy (to read and extend), HiGHS (direct), and on the device."""
