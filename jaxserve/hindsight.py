@@ -207,7 +207,7 @@ class _Relaxation:
                 least = np.full(len(mine), np.inf)
                 for d in _not_dominated(np.concatenate([prefill, decode], axis=1)):
                     # A request's contexts are equally spaced and costs concave in them: the mean of both ends is at most that of all.
-                    ends = sum(np.interp(context, self.decode.contexts, decode[d]) for context in (isl + 1, isl + generated))
+                    ends = sum(np.interp(context, self.decode.contexts, decode[d]) for context in (isl + 1.0, isl + generated))
                     np.minimum(least, prefill[d][length] + generated * ends / 2, out=least)
                 least_g += float(least.sum())
         time_g = float((price * self.engine_s).sum())

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from jaxserve.analysis.observed import held_while_waiting
 from jaxserve.analysis.validation import Replay, Validation, evaluate
+from jaxserve.analysis.validation_energy import shared_out
 from jaxserve.engine.lane import Case, Requests, first_requests
 from jaxserve.engine.model import Fleet, Sizes
 from jaxserve.engine.simulate import Simulation
@@ -158,8 +159,8 @@ def _check(log: RequestLog, limits: Limits) -> None:
 def replay(log: RequestLog, coefficients: Coefficients, limits: Limits) -> Replay:
     """Run the log's arrivals and lengths through the engines. Times are seconds since the first arrival, energies joules of all GPUs."""
     n = len(log)
-    admit, first, finish = np.empty(n), np.empty(n), np.empty(n)
-    step_j, busy_s = 0.0, 0.0
+    admit, first, finish, request_j = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
+    busy_s = 0.0
     outside: dict[str, tuple[int, int]] = {}
     sizes = _sizes(log, coefficients, limits)
     explicit = limits.engines if limits.origin["engines"] == "given" else None
@@ -170,21 +171,31 @@ def replay(log: RequestLog, coefficients: Coefficients, limits: Limits) -> Repla
         case = Case(_fleet(coefficients, limits, engines), RoundRobin(), requests, lambda times: np.zeros((len(times), 1)))
         horizon_steps = _horizon_steps(log)
         simulation = Simulation([case], window_s=WINDOW_S, horizon_steps=horizon_steps, sizes=sizes)
+        spent_j: list[NDArray[np.float64]] = []
         while not simulation.done:
             (advance,) = simulation.advance()
             f = advance.finished
             at = part[f.first : f.first + len(f.finish_s)]
             admit[at], first[at], finish[at] = f.admit_s, f.first_token_s, f.finish_s
-            step_j += float(advance.prefill_j.sum() + advance.decode_j.sum())
+            spent_j.append(np.concatenate([advance.prefill_j, advance.decode_j], axis=1))
             # Busy time of all engines, the drain after the last arrival included.
             busy_s += float((engines * STEP_WINDOWS * WINDOW_S - advance.idle_s).sum())
         for phase, (out, steps) in simulation.steps_outside().items():
             before = outside.get(phase, (0, 0))
             outside[phase] = before[0] + out, before[1] + steps
         sizes = simulation.sizes  # what has grown need not grow again
+        request_j[part] = _shares(log, part, np.concatenate(spent_j), admit, first, finish)
     power = coefficients.power.idle_w_per_gpu * coefficients.setup.tp
     idle_s = max(limits.engines * float(finish.max()) - busy_s, 0.0)
-    return Replay(admit_s=admit, first_token_s=first, finish_s=finish, step_j=step_j, idle_j=idle_s * power, steps_outside=outside)
+    return Replay(admit_s=admit, first_token_s=first, finish_s=finish, request_j=request_j, idle_j=idle_s * power, steps_outside=outside)
+
+
+def _shares(log: RequestLog, part: NDArray[np.int64], spent_j: NDArray[np.float64], *times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each request's share [part] of what was spent on prefill and decode, [T, 2], between its admission, first token and finish."""
+    admit, first, finish = (t[part] for t in times)
+    edges = np.arange(len(spent_j) + 1, dtype=np.float64) * (STEP_WINDOWS * WINDOW_S)
+    prefill = shared_out(edges, spent_j[:, 0], admit, first, log.isl[part] / (first - admit))
+    return prefill + shared_out(edges, spent_j[:, 1], first, finish, np.ones(len(part)))
 
 
 def _horizon_steps(log: RequestLog) -> int:

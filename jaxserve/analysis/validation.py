@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxserve.analysis.validation_energy import energy_errors
 from jaxserve.perf.coefficients import Coefficients
 from jaxserve.perf.request_log import RequestLog
 
@@ -23,7 +24,7 @@ class Replay:
     admit_s: Floats
     first_token_s: Floats
     finish_s: Floats
-    step_j: float  # prefill and decode steps
+    request_j: Floats  # [R] its share of prefill and decode steps, see `validation_energy`
     idle_j: float  # from the first arrival to the last finish
     steps_outside: Mapping[str, tuple[int, int]]  # by phase: steps outside the coefficients' valid range, and all steps
 
@@ -39,7 +40,7 @@ class Validation:
     load: NDArray[np.int64]  # [R] requests in the server at each arrival
     counted: NDArray[np.bool_]  # [R]
     errors: dict[str, dict[str, dict[str, float]]]
-    energy: dict[str, float] | None
+    energy: dict[str, dict[str, float]] | None  # by load, see `validation_energy.energy_errors`
     series: dict[str, tuple[Floats, Floats]]
     notes: tuple[str, ...]
 
@@ -111,25 +112,10 @@ def evaluate(
                 parts[metric] = error_table(measured[use], predicted[use])
         if parts:
             errors[name] = parts | {"load": {"least": float(load[mask].min()), "most": float(load[mask].max())}}
-    return Validation(
-        log, replay, label, limits, load, counted, errors, _energy(log, replay), series, _notes(log, replay, coefficients, limits, counted)
-    )
-
-
-def _energy(log: RequestLog, replay: Replay) -> dict[str, float] | None:
-    """Total energy from the first arrival to the last finish.
-
-    How a server shares energy out among requests is not modelled: only the sums compare.
-    """
-    if log.energy_j is None or log.energy_j.sum() <= 0:
-        return None
-    measured, predicted = float(log.energy_j.sum()), replay.step_j + replay.idle_j
-    return {
-        "measured_j": measured,
-        "predicted_j": predicted,
-        "predicted_idle_j": replay.idle_j,
-        "error_percent": _percent(predicted / measured - 1.0),
-    }
+    by_load = {name: mask for name, mask in masks.items() if name != "all"}
+    energy = energy_errors(log, replay.request_j, replay.idle_j, by_load)
+    notes = _notes(log, replay, coefficients, limits, counted)
+    return Validation(log, replay, label, limits, load, counted, errors, energy, series, notes)
 
 
 def _notes(
@@ -144,7 +130,12 @@ def _notes(
             notes.append(f"the log does not name its {what}; the coefficients are of {mine}")
         elif _plain(logged) != _plain(mine):
             notes.append(f"the coefficients' {what} ({mine}) differs from the log's ({logged}): this is no validation of either")
-    notes += coefficients.caveats if log.energy_j is not None else []
+    if log.energy_j is not None:
+        notes += coefficients.caveats
+        notes.append(
+            "energy by load: a step's energy is shared among its requests (prefill by tokens, decode equally), idle energy "
+            f"({replay.idle_j:.4g} J) in proportion; a log that shares otherwise moves energy between loads, not the total"
+        )
     origin = limits["origin"]
     inferred = [f"{name} {limits[name]}" for name in ("max_num_seqs", "kv_capacity_tokens") if origin[name] == "log"]
     if inferred:

@@ -38,10 +38,11 @@ def rows(result: Validation) -> list[tuple[str, ...]]:
             signed = [e["mean_error_percent"], *(e[f"p{p}_error_percent"] for p in PERCENTILES)]
             out.append((name, title, f"{e['requests']:.0f}", *means, f"{e['mape_percent']:.2f} %", *(f"{s:+.2f} %" for s in signed)))
             name = ""
-    if result.energy is not None:
-        joules = (f"{result.energy[f'{side}_j']:.5g} J" for side in ("measured", "predicted"))
-        total = f"{result.energy['error_percent']:+.2f} %"
-        out.append(("all", "energy, total", f"{len(result.log)}", *joules, "", total, *("" for _ in PERCENTILES)))
+        if result.energy is not None and load in result.energy:
+            e = result.energy[load]
+            joules = (f"{e[f'{side}_j']:.5g} J" for side in ("measured", "predicted"))
+            title = "energy, total" if load == "all" else "energy, total of the load"
+            out.append((name, title, f"{e['requests']:.0f}", *joules, "", f"{e['error_percent']:+.2f} %", *("" for _ in PERCENTILES)))
     return out
 
 
@@ -118,6 +119,8 @@ def write(result: Validation, folder: Path) -> None:
     columns |= {"in_server": result.load, "counted": result.counted}
     for metric, (measured, predicted) in result.series.items():
         columns |= {f"measured_{metric}": measured, f"predicted_{metric}": predicted}
+    if result.log.energy_j is not None:
+        columns |= {"measured_energy_j": result.log.energy_j, "predicted_step_energy_j": result.replay.request_j}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "report.md").write_text(markdown(result), encoding="utf-8")

@@ -34,7 +34,7 @@ class PrefillShares:
     """
 
     def __init__(self, seconds: PrefillTime, joules: PrefillEnergy, isl: Ints, step_tokens: float, prefill_first: bool) -> None:
-        self.lengths = np.flatnonzero(np.bincount(isl)).astype(np.float64)
+        self.lengths = np.unique(isl).astype(np.float64)
         total = float(isl.sum(dtype=np.int64))
         self.full = max(1.0, min(step_tokens, total))
         self.too_long = self.lengths > step_tokens
@@ -62,7 +62,7 @@ class PrefillShares:
             cost = whole[first:end].min(axis=0)
             if self.split.any():
                 t, q, p = (each[first:end].min(axis=0)[:, None] for each in (token, square, piece))
-                t = t - gain[first:].max(axis=0)[:, None]
+                t = t - gain[first:].max(axis=0)[:, None]  # the last step of the iteration may come after these slices
                 cut = t * self.lengths + q * self.lengths**2 + np.minimum(p * fewest, p * most)
                 cost = np.where(self.split, np.minimum(cost, cut), cost)
             return cost
@@ -104,7 +104,7 @@ class DecodeShares:
         generated, some = osl - 1.0, osl > 1
         self.tokens = float(generated.sum())
         self.context = float((generated * (isl + osl / 2)).sum()) / self.tokens if self.tokens else 2.0
-        low, high = (float((isl + 1)[some].min()), float((isl + osl - 1)[some].max())) if self.tokens else (2.0, 2.0)
+        low, high = (float(isl[some].min()) + 1, float((isl + generated)[some].max())) if self.tokens else (2.0, 2.0)
         self.contexts = np.unique(np.clip(np.geomspace(low, high, CONTEXTS), low, high))
         self.batch = np.arange(1.0, max(1, min(max_num_seqs, int(kv_tokens // (low + 1)), int(some.sum()))) + 1)
         self.fitting = int(np.clip(kv_tokens // (self.context + 1), 1, len(self.batch)))

@@ -18,7 +18,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jaxserve.solvers.problem import BUDGET, FAILED, GAP, INFEASIBLE, OPTIMAL, AssignmentProblem, Solution
-from jaxserve.solvers.transport import WARM, transport
+from jaxserve.solvers.transport import PATHS, transport
 from jaxserve.solvers.window import EXACT, Window, bound_of, finished, held, least_of, value_of, window_of
 
 NODES = 1000
@@ -42,7 +42,6 @@ class Search(eqx.Module):
     best: Array  # [] cost of the best answer; inf without one
     place: Array  # [N] int32
     proven: Array  # [] the least bound of all nodes given up
-    paid: Array  # [D] price of a place with the spread opening in it, where the last transport left it
     nodes: Array  # [] int32
     going: Array  # [] bool
 
@@ -51,13 +50,13 @@ def solve_facility(problem: AssignmentProblem, *, gap: ArrayLike = GAP, nodes: i
     """The best assignment and DCs to open, proven within the relative `gap` unless that takes over `nodes`: one problem, vmap for more."""
     w = window_of(problem)
     opening = jnp.asarray(problem.opening, float) / w.scale
-    gap = jnp.maximum(gap, EXACT)
-    found = search(w, opening, gap, nodes)
+    tolerance = jnp.maximum(gap, EXACT)
+    found = search(w, opening, tolerance, nodes)
     left = jnp.where(found.going, jnp.minimum(found.inherited, jnp.min(found.other)), jnp.inf)
     bound = jnp.minimum(found.proven, left)
     placed = jnp.isfinite(found.best)
     bound = jnp.where(placed, jnp.minimum(bound, found.best), bound)
-    proven = found.best - bound <= gap * jnp.abs(found.best)
+    proven = found.best - bound <= tolerance * jnp.abs(found.best)
     status = jnp.where(placed, jnp.where(proven, OPTIMAL, BUDGET), jnp.where(found.going, FAILED, INFEASIBLE))
     return finished(problem, found.place, found.best * w.scale, bound * w.scale, status)
 
@@ -75,7 +74,6 @@ def search(w: Window, opening: Array, gap: ArrayLike, nodes: int) -> Search:
         best=jnp.asarray(jnp.inf),
         place=jnp.full(w.rows.shape, -1, jnp.int32),
         proven=jnp.asarray(jnp.inf),
-        paid=jnp.zeros(dcs),
         nodes=jnp.int32(0),
         going=jnp.asarray(True),
     )
@@ -89,8 +87,8 @@ def _look(w: Window, opening: Array, gap: ArrayLike, s: Search) -> Search:
     capacity = jnp.where(closed, 0, w.capacity)
     spread = jnp.where(undecided, opening / jnp.maximum(w.capacity, 1), 0.0)
     node = Window(jnp.where(closed, jnp.inf, w.cost + spread), w.rows, capacity, w.scale)
-    # What a place costs in all stays about the same from node to node.
-    t = transport(node, jnp.maximum(s.paid - spread, 0.0), first=jnp.where(s.nodes > 0, WARM, 0))
+    # A lane that is done waits for the others without searching.
+    t = transport(node, jnp.where(s.going, PATHS, 0))
 
     many = held(t.place, len(dcs))
     cost = jnp.where(t.stuck, jnp.inf, value_of(w, t.place) + jnp.sum(jnp.where(many > 0, opening, 0.0)))
@@ -104,6 +102,7 @@ def _look(w: Window, opening: Array, gap: ArrayLike, s: Search) -> Search:
     lagrangian = jnp.sum(pays) + jnp.sum(at_open + jnp.where(undecided, jnp.minimum(excess, 0.0), 0.0))
     bound = jnp.where(t.stuck, jnp.inf, jnp.maximum(lagrangian, s.inherited))
     if_open, if_closed = (jnp.maximum(bound, lagrangian + jnp.maximum(sign * excess, 0.0)) for sign in (1, -1))
+    if_closed = jnp.where(jnp.sum(capacity) - capacity < jnp.sum(w.rows), jnp.inf, if_closed)
 
     must_open, must_close = undecided & (if_closed >= enough), undecided & (if_open >= enough)
     given_up = (bound >= enough) | ~jnp.any(undecided)
@@ -146,7 +145,6 @@ def _look(w: Window, opening: Array, gap: ArrayLike, s: Search) -> Search:
         best=best,
         place=place,
         proven=jnp.where(given_up, jnp.minimum(proven, skipped), proven),
-        paid=jnp.where(closed, s.paid, t.price + spread),
         nodes=s.nodes + 1,
         going=~given_up | jnp.any(hopeful),
     )

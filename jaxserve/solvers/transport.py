@@ -25,9 +25,6 @@ PATHS = 1 << 20
 SMOOTHINGS = np.geomspace(0.2, 1e-4, 6).astype(np.float32)
 """Strengths of the entropy, in mean costs. The last ones separate requests that differ by little; the first ones get there quickly."""
 
-WARM = 3
-"""The first of them that counts when prices are near already."""
-
 ROUNDS = 12
 """Rounds of balancing at each strength. One costs a tenth of a path."""
 
@@ -53,7 +50,7 @@ def solve_transport(problem: AssignmentProblem, *, paths: int = PATHS) -> Soluti
     A search that ends after `paths` has an assignment only where capacities happen to be kept; what it has is told as `budget`.
     """
     w = window_of(problem)
-    done = transport(w, jnp.zeros(w.capacity.shape), paths=paths)
+    done = transport(w, paths)
     # Without prices it is a bound too, and an exact one where costs are 0.
     bound = jnp.maximum(bound_of(w, done.price), bound_of(w, jnp.zeros_like(done.price))) * w.scale
     objective = value_of(w, done.place) * w.scale
@@ -65,14 +62,14 @@ def solve_transport(problem: AssignmentProblem, *, paths: int = PATHS) -> Soluti
     return finished(problem, jnp.where(placed, done.place, -1), objective, bound, status)
 
 
-def transport(w: Window, price: Array, *, paths: int = PATHS, first: int | Array = 0) -> Transport:
-    """The transport, from prices [D] >= 0 to begin with. `first`: of SMOOTHINGS, when the prices are good already.
+def transport(w: Window, paths: int | Array = PATHS) -> Transport:
+    """The transport, found with no more than `paths`; with none, nothing is done.
 
     Unless it is stuck or `paths` ran out, its bound is its cost. Its prices are 0 where places are left.
     """
-    start = _begin(w, price)
-    end = jnp.where(jnp.sum(jnp.maximum(_excess(w, start), 0)) > FEW, len(SMOOTHINGS), 0)
-    start = _begin(w, _balance(w, price, first, end))
+    start = _begin(w, jnp.zeros(w.capacity.shape))
+    worth = (jnp.sum(jnp.maximum(_excess(w, start), 0)) > FEW) & (paths > 0)
+    start = _begin(w, _balance(w, jnp.where(worth, len(SMOOTHINGS), 0)))
 
     def unfinished(t: Transport) -> Array:
         return jnp.any(_excess(w, t) > 0) & ~t.stuck & (t.paths < paths)
@@ -81,8 +78,8 @@ def transport(w: Window, price: Array, *, paths: int = PATHS, first: int | Array
     return eqx.tree_at(lambda t: t.price, done, _from_zero(w, done.price))
 
 
-def _balance(w: Window, price: Array, first: int | Array, end: Array) -> Array:
-    """Prices [D] that bring the smoothed demand near to or below the capacities: strengths first to end, end excluded.
+def _balance(w: Window, strengths_used: Array) -> Array:
+    """Prices [D] that bring the smoothed demand near to or below the capacities; 0 if no strength is used.
 
     A request goes to DC d with a share in proportion to capacity_d exp(-(cost + price_d)/strength), so that DCs that are alike get like
     prices. A round sets each price to where its DC is just full with the others unchanged, or 0, and goes half as far again.
@@ -105,10 +102,10 @@ def _balance(w: Window, price: Array, first: int | Array, end: Array) -> Array:
         factor = jax.lax.fori_loop(0, ROUNDS, to_full, jnp.ones_like(price))
         return jnp.maximum(price - strengths[i] * jnp.log(jnp.maximum(factor, tiny)), 0.0)
 
-    smooth = jax.lax.fori_loop(first, end, at_strength, price.astype(jnp.float32)).astype(float)
+    smooth = jax.lax.fori_loop(0, strengths_used, at_strength, jnp.zeros_like(capacity)).astype(float)
     # A grid of a quarter of the last strength: DCs that are alike but for a few infeasible pairs shall stay so, see `_begin`.
     grid = float(SMOOTHINGS[-1]) / 4.0
-    return jnp.where(jnp.isfinite(smooth) & (end > first), jnp.round(smooth / grid) * grid, price)
+    return jnp.where(jnp.isfinite(smooth), jnp.round(smooth / grid) * grid, 0.0)
 
 
 def _from_zero(w: Window, price: Array) -> Array:
@@ -137,7 +134,7 @@ def _begin(w: Window, price: Array) -> Transport:
 
 
 def _augment(w: Window, t: Transport) -> Transport:
-    """One unit less where there are too many: along a shortest path of moves to a DC with too few."""
+    """At least one unit less where there are too many: along a shortest path of moves to a DC with too few."""
     dcs = jnp.arange(w.capacity.shape[0])
     excess = _excess(w, t)
     # Cheapest move of a request from d to d': [D, D]. One scatter of all requests costs less than keeping it up to date.
@@ -166,7 +163,9 @@ def _augment(w: Window, t: Transport) -> Transport:
         r = jnp.argmin(gain)
         by_spare = (spare[d] > 0) & (gain[r] >= 0.0)
         place = place.at[jnp.where(by_spare, place.shape[0], r)].set(to.astype(jnp.int32), mode="drop")
-        moved = by_spare.astype(jnp.int32)
+        # Spare places are all alike: as many as there are too many here and too few there go together.
+        together = jnp.minimum(spare[d], jnp.minimum(excess[d], -excess[to]))
+        moved = jnp.where(by_spare, jnp.maximum(together, 1), 0)
         return place, spare.at[d].add(-moved).at[to].add(moved), d
 
     # A DC that holds too many is its own predecessor.
