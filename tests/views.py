@@ -19,6 +19,9 @@ from tests.parity.worlds import world
 # A dozen float64 operations, in the same order but for products and sums that XLA contracts.
 ROUNDED = 1e-12
 
+# Little is computed in these tests, and a lot compiled.
+QUICK_TO_COMPILE = {"xla_backend_optimization_level": 0}
+
 PRE = {"tok_slope_below": 1e-3, "tok_slope_above": 2e-3, "tok_knee": 100.0, "b0": 0.01, "b1": 1e-3, "b2": 1e-6}
 DEC = {"alpha0": 0.01, "alpha1": 2e-3, "alpha2": 1e-4, "beta0": 1e-5, "beta1": 1e-6, "beta2": 0.0}
 E_PRE = {"e_pre0": 8.0, "e_pre_tok": 0.5, "e_pre_sq": 0.25}

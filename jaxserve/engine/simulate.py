@@ -109,9 +109,10 @@ class Simulation:
                 break
             # The chunk ran out of room: nothing of it is kept, and it runs again with more.
             if passes and self.sizes.passes > MOST_PASSES:
+                now_s = first * self.sizes.step_windows * self.window_s
                 raise InputError(
-                    f"after {first * self.sizes.step_windows * self.window_s:g} s an engine takes over {MOST_PASSES} steps within a second: "
-                    "they last (nearly) no time; check the coefficients"
+                    f"after {now_s:g} s an engine takes over {MOST_PASSES} steps within a second: they last (nearly) no time; "
+                    "check the coefficients"
                 )
             self._resize(
                 replace(

@@ -11,7 +11,7 @@ from jaxserve.engine.control import AbstractRequestPolicy, View
 from jaxserve.policies.estimate import queued_requests
 
 ROUNDING = 1e-9
-"""Keeps the ceiling of a product such as 0.1 * 30 from a place too many."""
+"""Equal credits stay equal, and a product such as 0.1 * 30 whole, however they are summed."""
 LEAST_PRESSURE = 0.01
 """Weight that a DC without a free place keeps (our definition)."""
 
@@ -19,7 +19,7 @@ LEAST_PRESSURE = 0.01
 def deal(weight: Array, credit: Array) -> tuple[Array, Array]:
     """Smooth weighted round-robin: the place [] of the next DC, and the credits [D] after it. Ties go to the first place."""
     credit = credit + weight / jnp.sum(weight)
-    place = jnp.argmax(credit)
+    place = jnp.argmax(credit >= jnp.max(credit) - ROUNDING)
     return place, credit.at[place].add(-1.0)
 
 

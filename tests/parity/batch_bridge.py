@@ -90,7 +90,10 @@ def run_batches(
     assert simulation.sizes == sizes, "worlds that need more room compile again"
     advances: list[list[Advance]] = []
     results = finish(scenarios, simulation, advances)
-    return [(result, told([chunk[i] for chunk in advances])) for i, result in enumerate(results)]
+    batches = [told([chunk[i] for chunk in advances]) for i in range(len(scenarios))]
+    for i, mine in enumerate(batches):
+        assert mine is None or simulation.fallbacks(i) == (mine.by_carbon.sum(), mine.in_turn.sum())
+    return list(zip(results, batches, strict=True))
 
 
 def told(advances: list[Advance]) -> EngineBatches | None:

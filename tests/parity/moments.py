@@ -17,7 +17,7 @@ from jaxserve.policies.plans import Outlook
 from jaxserve.policies.registry import build_policy, resolve_policies
 from tests.parity.bridge import fleet_of
 from tests.parity.worlds import world
-from tests.views import as_arrays
+from tests.views import QUICK_TO_COMPILE, as_arrays
 
 ROOM = 48  # places of a step and of a batch
 BATCHES = 2  # of a scheduler in a step
@@ -147,8 +147,6 @@ def _route(policy: AbstractPolicy, *moment: Any) -> tuple[jax.Array, Schedulers,
     return policy.route(*moment)
 
 
-# Little is computed here, and a lot compiled.
-QUICK_TO_COMPILE = {"xla_backend_optimization_level": 0}
 _route_once = jax.jit(_route, compiler_options=QUICK_TO_COMPILE)
 route_lanes = jax.jit(jax.vmap(_route, axis_name=LANES), compiler_options=QUICK_TO_COMPILE)
 

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from jaxserve.policies.formulations import AbstractFormulation, Ilp, IterativeIl
 from jaxserve.policies.optimise import Memory, OnDevice, OnHost, Solved, settle
 from jaxserve.solvers.highs import HighsSolver
 from jaxserve.solvers.problem import FAILED, INFEASIBLE, OPTIMAL, AssignmentProblem, Solution
-from tests.views import J_PER_KWH, ROUNDED, as_arrays, batch_of, fleet_with, schedulers_of, snapshot_of, step_of, view_of
+from tests.views import J_PER_KWH, QUICK_TO_COMPILE, ROUNDED, as_arrays, batch_of, fleet_with, schedulers_of, snapshot_of, step_of, view_of
 
 _settle = eqx.filter_jit(settle)
 CI = (300.0, 100.0, 200.0)
@@ -111,9 +112,7 @@ def fleet_of_two(engines: tuple[int, int, int] = (1, 1, 1), **changes: Any) -> F
     return dataclasses.replace(fleet_with(**changes), dc_engines=np.array(engines, np.int32), **FLEET)
 
 
-@eqx.filter_jit
-def _route(policy: OnDevice, *rest: Any) -> Any:
-    return policy.route(*rest)
+_route = jax.jit(lambda policy, *rest: policy.route(*rest), compiler_options=QUICK_TO_COMPILE)
 
 
 def decided(policy: OnDevice | OnHost, fleet: Fleet, requests: list[list[tuple[float, float]]], ci: tuple[float, ...]) -> Decided:
