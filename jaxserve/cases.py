@@ -30,10 +30,16 @@ def build_case(compiled: Compiled, table: dict[str, Any]) -> Case:
     return Case(compiled.fleet, policy, compiled.requests_for(policy.batched), compiled.ci)
 
 
-def check_policies(compiled: Compiled, tables: list[dict[str, Any]]) -> None:
-    """Raise `InputError` for a policy that does not go with the scenario: better told before the first run than after it."""
-    for table in tables:
-        build_case(compiled, table)
+def check_policies(compiled: Compiled, tables: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Raise `InputError` for a policy that does not go with the scenario: better told before the first run than after it.
+
+    Returns sentences on what does not concern some of them.
+    """
+    hosted = [isinstance(build_case(compiled, table).policy, AbstractHostPolicy) for table in tables]
+    if isinstance(compiled.scenario.decision_latency, MeasuredLatency) and not all(hosted):
+        others = ", ".join(table["label"] for table, host in zip(tables, hosted, strict=True) if not host)
+        return (f"measured decision latency is that of solvers on the host; these have none and decide at once: {others}",)
+    return ()
 
 
 def first_sizes(compiled: Compiled, case: Case, step_windows: int) -> Sizes:

@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,7 +129,7 @@ def run(
     policies = resolve_policies(scenario.policies)
     scenario = scenario.model_copy(update={"policies": policies}).with_absolute_paths(base)
     compiled = compile_scenario(scenario, base)
-    check_policies(compiled, policies)
+    compiled = replace(compiled, notes=(*compiled.notes, *check_policies(compiled, policies)))
     bound = None
     if hindsight:
         from jaxserve.hindsight import hindsight as bound_carbon  # it takes seconds to load cvxpy

@@ -93,6 +93,9 @@ def green_llm_lp(outlook: Outlook) -> PlannedShares:
     """
     import cvxpy as cp  # takes a second to load, and most runs have no such plan
 
+    from jaxserve.solvers.highs import quiet_highs
+
+    quiet_highs()
     fleet = outlook.fleet
     rtt, pue = np.asarray(fleet.rtt_s), np.asarray(fleet.pue)
     shares = []

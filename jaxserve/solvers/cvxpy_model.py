@@ -71,8 +71,16 @@ def assignment(n: int, dcs: int, names: tuple[str, ...], constraints: Constraint
         carbon += opening @ y
         capacities = load <= cvxpy.multiply(capacity, y)
     given: list[Any] = [cvxpy.sum(x, axis=1) == active, misplaced == 0, capacities]
-    own = constraints(model) if constraints else []
+    own = _asked(constraints, model) if constraints else []
     return Compiled(model, cvxpy.Problem(cvxpy.Minimize(carbon), given + own), capacities)
+
+
+def _asked(constraints: Constraints, model: Model) -> list[cvxpy.Constraint]:
+    """What the user's function adds; whatever goes wrong in it is told as theirs."""
+    try:
+        return list(constraints(model))
+    except Exception as error:
+        raise InputError(f"constraints: the function failed with {type(error).__name__}: {error}") from error
 
 
 class CvxpySolver(HostSolver):

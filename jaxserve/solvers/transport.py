@@ -85,7 +85,9 @@ def _balance(w: Window, strengths_used: Array) -> Array:
     prices. A round sets each price to where its DC is just full with the others unchanged, or 0, and goes half as far again.
     """
     ok, cost, capacity = jnp.isfinite(w.cost), w.cost.astype(jnp.float32), w.capacity.astype(jnp.float32)
-    tiny, strengths = jnp.finfo(jnp.float32).tiny, jnp.asarray(SMOOTHINGS)
+    mean = jnp.sum(jnp.where(ok, jnp.abs(cost), 0.0)) / jnp.maximum(jnp.sum(ok), 1)
+    strengths = jnp.asarray(SMOOTHINGS) * jnp.where(mean > 0, mean, 1.0)
+    tiny = jnp.finfo(jnp.float32).tiny
 
     def at_strength(i: Array, price: Array) -> Array:
         paid = cost + price
@@ -103,8 +105,8 @@ def _balance(w: Window, strengths_used: Array) -> Array:
         return jnp.maximum(price - strengths[i] * jnp.log(jnp.maximum(factor, tiny)), 0.0)
 
     smooth = jax.lax.fori_loop(0, strengths_used, at_strength, jnp.zeros_like(capacity)).astype(float)
-    # A grid of a quarter of the last strength: DCs that are alike but for a few infeasible pairs shall stay so, see `_begin`.
-    grid = float(SMOOTHINGS[-1]) / 4.0
+    # On a grid of a quarter of the last strength, DCs that are alike but for a few infeasible pairs stay so; see `_begin`.
+    grid = strengths[-1].astype(float) / 4.0
     return jnp.where(jnp.isfinite(smooth), jnp.round(smooth / grid) * grid, 0.0)
 
 
@@ -160,12 +162,13 @@ def _augment(w: Window, t: Transport) -> Transport:
         place, spare, to = carry
         d = before[to]
         gain = jnp.where(t.place == d, w.cost[:, to] - w.cost[:, d], jnp.inf)
-        r = jnp.argmin(gain)
-        by_spare = (spare[d] > 0) & (gain[r] >= 0.0)
-        place = place.at[jnp.where(by_spare, place.shape[0], r)].set(to.astype(jnp.int32), mode="drop")
-        # Spare places are all alike: as many as there are too many here and too few there go together.
-        together = jnp.minimum(spare[d], jnp.minimum(excess[d], -excess[to]))
-        moved = jnp.where(by_spare, jnp.maximum(together, 1), 0)
+        least = jnp.min(gain)
+        by_spare = (spare[d] > 0) & (least >= 0.0)
+        # Equals go together, as far as there are too many here and too few there: spare places, requests between DCs that are alike.
+        together = jnp.maximum(jnp.minimum(excess[d], -excess[to]), 1)
+        equal = gain <= least
+        place = jnp.where(equal & (jnp.cumsum(equal) <= together) & ~by_spare, to.astype(jnp.int32), place)
+        moved = jnp.where(by_spare, jnp.minimum(together, spare[d]), 0)
         return place, spare.at[d].add(-moved).at[to].add(moved), d
 
     # A DC that holds too many is its own predecessor.

@@ -148,6 +148,7 @@ class Scheduler:
             weights.append(max(0.01, 1.0 - (at.b + at.q) / self.s.batch_capacity) * (1.0 - w * dirt))
         total = sum(weights)
         self.credit = [credit + weight / total for credit, weight in zip(self.credit, weights, strict=True)]
-        dc = max(self.order, key=lambda d: self.credit[d])  # max keeps the first of equals
+        most = max(self.credit)
+        dc = next(d for d in self.order if self.credit[d] >= most - 1e-9)
         self.credit[dc] -= 1.0
         return dc
