@@ -35,7 +35,7 @@ class Direction:
 
 def judge(frame: pd.DataFrame, d: Direction) -> dict[str, Any]:
     """The paired difference of a direction and whether it holds; a difference within its interval, or below `LEAST`, is none."""
-    table = frame.set_index(["policy", "setting", "seed"])[d.metric]
+    table = frame.set_index(["policy", "setting", "seed"]).sort_index()[d.metric]
     difference = table.loc[d.more] - table.loc[d.less]
     mean, half = interval(difference.to_numpy(dtype=float))
     level = max(half if math.isfinite(half) else 0.0, LEAST)

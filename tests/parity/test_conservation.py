@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.parity.bridge import EngineResult
+from jaxserve.engine import simulate
+from jaxserve.errors import InputError
+from tests.parity.bridge import EngineResult, policy_of, run_lanes, sizes_of, step_windows_of
 from tests.parity.worlds import group_step_windows, groups, reference, result, run_batch, world
 
 # Sums of some thousand shares of float64 steps cut at interval edges.
@@ -102,3 +104,12 @@ def test_tokens_served_are_tokens_asked(group: tuple[int, bool]):
     for run, (prefill, decode) in zip(run_batch([tokens, context], group_step_windows(seeds)), asked, strict=True):
         assert run.prefill_j.sum() == pytest.approx(prefill, rel=SUMMED)
         assert run.decode_j.sum() == pytest.approx(decode, rel=SUMMED)
+
+
+def test_engines_whose_steps_last_no_time_are_refused(monkeypatch: pytest.MonkeyPatch):
+    """Buffers must not grow for ever: with a limit below what the run needs, it ends in a sentence."""
+    monkeypatch.setattr(simulate, "MOST_PASSES", 2)
+    s = world(0)
+    policy = policy_of(s)
+    with pytest.raises(InputError, match="last \\(nearly\\) no time"):
+        run_lanes([s], [policy], sizes_of(s, step_windows_of(s, policy.observes), passes=3))

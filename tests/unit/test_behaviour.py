@@ -1,0 +1,91 @@
+"""The behaviour command: intervals, verdicts, tables; and that it measures what a run says."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import jaxserve
+from jaxserve.analysis.behaviour_report import report, write
+from jaxserve.analysis.directions import Direction, interval, judge
+from jaxserve.behaviour import GROUPS, STUDIED, behave, load_directions, measure, sensitivities, setting_directions
+from jaxserve.errors import InputError
+
+SAME_RUN = 1e-12  # a lane of a sweep and a run by itself: the same sums
+
+
+def test_interval_by_hand():
+    mean, half = interval([1.0, 2.0, 3.0])
+    assert mean == 2.0
+    assert half == pytest.approx(4.303 / math.sqrt(3), rel=1e-12)  # s = 1, two degrees of freedom
+    assert interval([5.0])[0] == 5.0 and math.isnan(interval([5.0])[1])
+
+
+def frame(**violation: list[float]) -> pd.DataFrame:
+    """Violations of policies under one setting, by seed."""
+    rows = [
+        {"policy": policy, "setting": "s", "seed": seed, "slo_violation": value}
+        for policy, values in violation.items()
+        for seed, value in enumerate(values)
+    ]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("more", "less", "verdict"),
+    [
+        ([0.5, 0.6, 0.7], [0.1, 0.2, 0.3], "holds"),
+        ([0.1, 0.2, 0.3], [0.5, 0.6, 0.7], "does not hold"),
+        ([0.5, 0.1, 0.3], [0.4, 0.2, 0.3], "no difference"),  # within its interval
+        ([0.0, 0.0, 0.0], [0.0, 0.0, 0.0], "no difference"),
+        ([0.0005, 0.0005, 0.0005], [0.0, 0.0, 0.0], "no difference"),  # certain, and too small to matter
+    ],
+)
+def test_verdicts(more: list[float], less: list[float], verdict: str):
+    judged = judge(frame(a=more, b=less), Direction("claim", "here", "slo_violation", ("a", "s"), ("b", "s")))
+    assert judged["verdict"] == verdict
+    assert judged["difference"] == pytest.approx(np.mean(more) - np.mean(less), abs=1e-15)
+
+
+def test_every_direction_names_what_is_measured():
+    labels = {"round_robin", "ilp", "iterative_ilp", "facility_milp", "greedy-0.0", "greedy-0.25", "greedy-0.5", "greedy-0.9"}
+    loads = ["low", "high"]
+    for d in load_directions("m", loads, labels):
+        assert {d.more[0], d.less[0]} <= labels and {d.more[1], d.less[1]} <= set(loads)
+    assert sum(map(len, GROUPS)) > len(labels) and sum(map(len, STUDIED)) == 3
+    known = sensitivities("study-llama")
+    for d in setting_directions("m"):
+        assert {d.more[1], d.less[1]} <= set(known)
+
+
+def test_measures_what_a_run_says(tmp_path: Path):
+    settings = {"light": ["workload.rate_req_per_s=20.0"], "heavy": ["workload.rate_req_per_s=60.0"]}
+    told: list[str] = []
+    groups = (['{kind="round_robin"}'], ['{kind="ilp"}'])
+    runs = measure("two-region", groups, settings, [0, 1], 3.0, told.append)
+    assert len(told) == len(groups) and len(runs) == 2 * 2 * 2
+    assert (runs.loc[runs["policy"] == "round_robin", "saving"] == 0).all()
+    alone = jaxserve.run(
+        "two-region",
+        overrides=["horizon_s=3.0", "seed=1", "workload.rate_req_per_s=60.0", 'policies=[{kind="round_robin"}, {kind="ilp"}]'],
+    )
+    mine = runs[(runs["policy"] == "ilp") & (runs["setting"] == "heavy") & (runs["seed"] == 1)].iloc[0]
+    assert mine["carbon_g"] == pytest.approx(alone.frame.loc["ilp", "carbon_g"], rel=SAME_RUN)
+    assert mine["saving_in_horizon"] == pytest.approx(alone.frame.loc["ilp", "saving_vs_baseline"], rel=1e-9)
+
+    runs = pd.concat([runs.assign(model="M", part="load"), runs.assign(model="M", part="setting")], ignore_index=True)
+    d = Direction("heavier saves less", "M", "saving", ("ilp", "light"), ("ilp", "heavy"))
+    verdicts = pd.DataFrame([judge(runs[runs["part"] == "load"], d)])
+    text = report(runs, verdicts, "the command", 3.0)
+    assert "### heavy" in text and "| ilp | " in text and "the command" in text and "heavier saves less" in text
+    folder = tmp_path / "new" / "out"
+    write(runs, verdicts, folder, "the command", 3.0)
+    assert {path.name for path in folder.iterdir()} == {"behaviour.md", "behaviour.csv", "behaviour.png"}
+    assert len(pd.read_csv(folder / "behaviour.csv")) == len(runs)
+
+
+def test_unknown_model():
+    with pytest.raises(InputError, match="no model 'GPT'; known are Llama"):
+        behave(["GPT"], [0], 1.0, print)
