@@ -77,10 +77,10 @@ def search(w: Window, opening: Array, gap: ArrayLike, nodes: int) -> Search:
         nodes=jnp.int32(0),
         going=jnp.asarray(True),
     )
-    return jax.lax.while_loop(lambda s: s.going & (s.nodes < nodes), lambda s: _look(w, opening, gap, s), start)
+    return jax.lax.while_loop(lambda s: s.going & (s.nodes < nodes), lambda s: _look(w, opening, gap, nodes, s), start)
 
 
-def _look(w: Window, opening: Array, gap: ArrayLike, s: Search) -> Search:
+def _look(w: Window, opening: Array, gap: ArrayLike, nodes: int, s: Search) -> Search:
     """Solve the transport of a node, and go down from it or give it up."""
     dcs = jnp.arange(w.capacity.shape[0])
     undecided, closed = s.decision == UNDECIDED, s.decision == CLOSED
@@ -88,7 +88,7 @@ def _look(w: Window, opening: Array, gap: ArrayLike, s: Search) -> Search:
     spread = jnp.where(undecided, opening / jnp.maximum(w.capacity, 1), 0.0)
     node = Window(jnp.where(closed, jnp.inf, w.cost + spread), w.rows, capacity, w.scale)
     # A lane that is done waits for the others without searching.
-    t = transport(node, jnp.where(s.going, PATHS, 0))
+    t = transport(node, jnp.where(s.going & (s.nodes < nodes), PATHS, 0))
 
     many = held(t.place, len(dcs))
     cost = jnp.where(t.stuck, jnp.inf, value_of(w, t.place) + jnp.sum(jnp.where(many > 0, opening, 0.0)))

@@ -22,10 +22,10 @@ from jaxserve.solvers.window import EXACT, Window, at_place, bound_of, finished,
 PATHS = 1 << 20
 """More than any problem needs: there are as many paths as units in the wrong place."""
 
-SMOOTHINGS = np.geomspace(0.2, 1e-4, 6).astype(np.float32)
+SMOOTHINGS = np.geomspace(0.2, 2e-4, 6).astype(np.float32)
 """Strengths of the entropy, in mean costs. The last ones separate requests that differ by little; the first ones get there quickly."""
 
-ROUNDS = 12
+ROUNDS = 16
 """Rounds of balancing at each strength. One costs a tenth of a path."""
 
 FEW = 4
