@@ -5,7 +5,7 @@ import time
 import equinox as eqx
 import jax
 import numpy as np
-from jax import Array
+from jax.typing import ArrayLike
 
 from jaxserve.solvers.facility import NODES, solve_facility
 from jaxserve.solvers.problem import GAP, AssignmentProblem, Solution
@@ -35,10 +35,11 @@ class DeviceSolver:
         missing = -problems % together if problems > together else 0
         blank = -(-max(n, 1) // ROWS) * ROWS - n
         # What is added has no feasible pair: requests to leave out, problems that are empty.
-        batch = jax.tree.map(lambda leaf: np.pad(leaf, [(0, missing)] + [(0, blank), (0, 0)][: 2 * (leaf.ndim - 2)]), batch)
+        by_pair, by_dc = [(0, missing), (0, blank), (0, 0)], [(0, missing), (0, 0)]
+        batch = jax.tree.map(lambda leaf: np.pad(leaf, by_pair if leaf.ndim == 3 else by_dc), batch)
         opens = bool(np.any(batch.opening != 0))
         began = time.perf_counter()
-        solved = jax.device_get(_solve(batch, np.float64(self.gap), self.nodes, opens, together))
+        solved = jax.device_get(_solve(batch, np.asarray(self.gap), self.nodes, opens, together))
         wall_s = np.full(problems, time.perf_counter() - began)
         solved = jax.tree.map(lambda leaf: leaf[:problems], solved)
         solution = eqx.tree_at(lambda s: (s.place, s.wall_s), solved, (solved.place[:, :n], wall_s))
@@ -46,7 +47,7 @@ class DeviceSolver:
 
 
 @eqx.filter_jit
-def _solve(batch: AssignmentProblem, gap: Array, nodes: int, opens: bool, together: int) -> Solution:
+def _solve(batch: AssignmentProblem, gap: ArrayLike, nodes: int, opens: bool, together: int) -> Solution:
     def solve(problem: AssignmentProblem) -> Solution:
         return solve_facility(problem, gap=gap, nodes=nodes) if opens else solve_transport(problem)
 

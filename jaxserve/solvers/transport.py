@@ -26,7 +26,7 @@ SMOOTHINGS = np.geomspace(0.2, 2e-4, 6).astype(np.float32)
 """Strengths of the entropy, in mean costs. The last ones separate requests that differ by little; the first ones get there quickly."""
 
 ROUNDS = 16
-"""Rounds of balancing at each strength. One costs a tenth of a path."""
+"""Rounds of balancing at each strength. Some twenty of them cost as much as one path."""
 
 FEW = 4
 """Units too many for which better prices are not worth their time."""

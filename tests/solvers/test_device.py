@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxserve.solvers.device import DeviceSolver
+from jaxserve.solvers.facility import solve_facility
 from jaxserve.solvers.highs import HighsSolver
 from jaxserve.solvers.problem import BUDGET, EMPTY, FAILED, GAP, INFEASIBLE, OPTIMAL, AssignmentProblem
 from jaxserve.solvers.transport import solve_transport
@@ -58,6 +59,15 @@ def test_alone_as_among_others(openings: bool):
         alone = DeviceSolver().solve(stacked(problems[i : i + 1]))
         np.testing.assert_allclose(alone.objective[0], together.objective[i], rtol=GAP if openings else ROUNDING)
         assert alone.status[0] == together.status[i]
+
+
+def test_in_one_vmap_as_in_small_groups():
+    """48 lanes side by side, where all wait for the slowest; `DeviceSolver` takes a few at a time."""
+    batch = stacked(lanes(True))
+    wide, grouped = jax.jit(jax.vmap(solve_facility))(batch), DeviceSolver().solve(batch)
+    np.testing.assert_array_equal(wide.status, grouped.status)
+    np.testing.assert_allclose(wide.objective, grouped.objective, rtol=GAP)
+    assert np.all(np.asarray(wide.bound) <= np.asarray(grouped.objective) * (1 + ROUNDING))
 
 
 @pytest.mark.parametrize("seed", range(6))

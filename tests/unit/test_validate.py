@@ -1,18 +1,26 @@
 """`jaxserve validate`: the replay of a request log, its error tables, its output, and what it says to bad input."""
 
 import json
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from jaxserve.analysis.validation import error_table, load_groups
+from jaxserve.analysis.validation_energy import shared_out
 from jaxserve.errors import InputError
 from jaxserve.perf.request_log import parse_log, parse_where
 from jaxserve.validate import find_limits, read_log, replay, validate
 from tests.cli.helpers import call
+from tests.oracle.engine import Engine
+from tests.oracle.records import Request
 from tests.request_logs import COEFFICIENTS, written_log
 
+Floats = NDArray[np.float64]
 GIVEN = {"engines": None, "max_num_seqs": 16, "max_num_batched_tokens": 2048, "kv_capacity_tokens": 20_000}
 HEADER = "arrival_s,isl,osl,ttft_s,tpot_s"
 ROW = "0.0,100,10,0.2,0.02"
@@ -60,18 +68,74 @@ def test_logged_engines_are_replayed_one_by_one(tmp_path: Path):
     assert one.errors["all"]["e2e_s"]["mape_percent"] > 1
 
 
-def test_total_energy_is_compared(tmp_path: Path, log: Path):
-    read = read_log(log)
-    found = replay(read, COEFFICIENTS, find_limits(read, GIVEN, "prefill_first"))
-    total = found.step_j + found.idle_j
-    lines = log.read_text().splitlines()
-    (tmp_path / "log.csv").write_text("\n".join([f"{lines[0]},energy_j", *(f"{line},{total / 120}" for line in lines[1:])]))
-    result = validate(
-        tmp_path / "log.csv", COEFFICIENTS, max_num_seqs=16, max_num_batched_tokens=2048, kv_capacity_tokens=20_000, ttft_from="arrival"
-    )
-    assert result.energy is not None
-    assert result.energy["error_percent"] == pytest.approx(0.0, abs=1e-3)
-    assert found.idle_j >= 0
+LIMITS: dict[str, int] = {k: v for k, v in GIVEN.items() if v is not None}
+
+
+def with_energy(log: Path, joules: Sequence[float] | Floats, path: Path) -> Path:
+    """The log with a column energy_j."""
+    head, *lines = log.read_text().splitlines()
+    path.write_text("\n".join([f"{head},energy_j", *(f"{line},{j!r}" for line, j in zip(lines, map(float, joules), strict=True))]))
+    return path
+
+
+def exact_shares(path: Path, limits: Mapping[str, int]) -> Floats:
+    """Each request's joules [R], step by step from the reference engine: prefill by tokens, decode equally."""
+    read, c = read_log(path), COEFFICIENTS
+    t_dec = {**c.decode_time.model_dump(exclude={"form", "alpha1_below", "batch_knee"})}
+    energies = {"e_pre": c.prefill_energy.model_dump(), "e_dec": c.decode_energy.model_dump()}
+    world = SimpleNamespace(batching="prefill_first", t_pre=c.prefill_time.model_dump(), t_dec=t_dec, **energies, **limits)
+    engine, out, clock = Engine(world), np.zeros(len(read)), 0.0  # type: ignore[arg-type]
+    coming = deque(Request(i, 0, a, int(n), int(o), dc_arrival_s=a) for i, (a, n, o) in enumerate(zip(read.arrival_s, read.isl, read.osl)))
+    while True:
+        while coming and coming[0].arrival_s <= clock:
+            engine.waiting.append(coming.popleft())
+        end = engine.iterate(clock)
+        if end is None and not coming:
+            break
+        clock = coming[0].arrival_s if end is None else end
+    for step in engine.steps:
+        weight = read.isl[list(step.requests)] if step.kind == "prefill" else np.ones(len(step.requests))
+        np.add.at(out, list(step.requests), step.energy_j * weight / weight.sum())
+    return out
+
+
+def test_energy_is_compared_in_total_and_by_load(tmp_path: Path, log: Path):
+    """Of the engine's own log, each request's energy known step by step; then without what a step costs however few share it."""
+    exact = exact_shares(log, LIMITS)
+    found = replay(read_log(log), COEFFICIENTS, find_limits(read_log(log), GIVEN, "prefill_first"))
+    assert found.request_j.sum() == pytest.approx(exact.sum(), rel=1e-6)
+    assert np.median(np.abs(found.request_j / exact - 1)) < 0.03
+    path = with_energy(log, exact * (1 + found.idle_j / exact.sum()), tmp_path / "log.csv")
+    energy = validate(path, COEFFICIENTS, **LIMITS).energy
+    assert energy is not None and set(energy) == {"all", "low load", "middle load", "high load"}
+    assert energy["all"]["error_percent"] == pytest.approx(0.0, abs=1e-3)
+    assert sum(energy[f"{g} load"]["predicted_j"] for g in ("low", "middle", "high")) == pytest.approx(energy["all"]["predicted_j"])
+    assert all(abs(e["error_percent"]) < 1.0 for e in energy.values())
+    lean = COEFFICIENTS.model_copy(update={"decode_energy": COEFFICIENTS.decode_energy.model_copy(update={"e_dec0": 0.5})})
+    off = validate(path, lean, **LIMITS).energy
+    assert off is not None and off["low load"]["error_percent"] < off["high load"]["error_percent"] - 2 < -2
+
+
+def test_energy_by_load_is_in_the_report(tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    path = with_energy(log, np.full(120, 50.0), tmp_path / "log.csv")
+    limits = ["--max-num-seqs", "16", "--max-num-batched-tokens", "2048", "--kv-capacity-tokens", "20000"]
+    options = ["--coefficients", "llama-3.1-8b_tp1_a100", *limits, "--count-from", "5", "--out", tmp_path / "out"]
+    done = call(capsys, monkeypatch, "validate", path, *options)
+    assert done.code == 0, done.err
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert page.count("energy, total of the load") == 3
+    assert "energy by load: a step's energy is shared among its requests" in page
+    told = json.loads((tmp_path / "out" / "validation.json").read_text())
+    # In total over the whole log; by load over the counted requests.
+    assert told["energy"]["all"]["requests"] == 120 > sum(told["energy"][f"{g} load"]["requests"] for g in ("low", "middle", "high"))
+    assert "predicted_step_energy_j" in (tmp_path / "out" / "requests.csv").read_text().splitlines()[0]
+
+
+def test_energy_goes_to_those_present_by_weight_and_time():
+    edges, joules = np.array([0.0, 1.0, 2.0]), np.array([10.0, 6.0])
+    begin, end, weight = np.array([0.0, 0.5, 1.0]), np.array([1.0, 1.5, 2.0]), np.array([1.0, 2.0, 1.0])
+    # First second: 1 * 1 s against 2 * 0.5 s; second one: 2 * 0.5 s against 1 * 1 s.
+    np.testing.assert_allclose(shared_out(edges, joules, begin, end, weight), [5.0, 5.0 + 3.0, 3.0])
 
 
 def test_idle_and_step_energy_of_one_request(tmp_path: Path):
@@ -81,7 +145,7 @@ def test_idle_and_step_energy_of_one_request(tmp_path: Path):
     found = replay(read, COEFFICIENTS, find_limits(read, GIVEN, "prefill_first"))
     one = float(COEFFICIENTS.prefill_energy_model()(100.0, 100.0**2))
     busy = float(COEFFICIENTS.prefill_time_model()(100.0, 1.0, 100.0**2))
-    assert found.step_j == pytest.approx(2 * one)
+    np.testing.assert_allclose(found.request_j, [one, one])
     assert found.idle_j == pytest.approx((60 - busy) * COEFFICIENTS.power.idle_w_per_gpu)
 
 
