@@ -84,7 +84,7 @@ SCENARIOS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("network.rtt_ms.mars: no site or scheduler is in region 'mars'",),
     ),
     "decision latency kind": (
-        {"decision_latency": {"kind": "measured"}},
+        {"decision_latency": {"kind": "psychic"}},
         ("decision_latency.kind: must be one of 'none', 'fixed', 'affine'",),
     ),
     "decision latency no kind": ({"decision_latency": {"seconds": 1.0}}, ("decision_latency.kind: this field is missing",)),
