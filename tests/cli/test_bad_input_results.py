@@ -81,7 +81,7 @@ def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
         (pq, "write_table"),
         (jaxserve.store.np, "savez"),
         (pq, "ParquetWriter"),
-        (jaxserve.store, "write_frame"),
+        (RUN, "write_frame"),
         (jaxserve.store, "write_json"),
         (Path, "rename"),
     ):
@@ -102,16 +102,16 @@ def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 def test_a_write_that_the_system_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # Not every library tells a failed write as Python does: here the system itself refuses it, in the middle of a Parquet file.
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    honest = jaxserve.store.RunWriter.add_requests
+    honest = jaxserve.store.RunWriter.add
 
-    def cramped(self: jaxserve.store.RunWriter, table: pa.Table) -> None:
+    def cramped(self: jaxserve.store.RunWriter, name: str, table: pa.Table) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
         try:
-            honest(self, table)
+            honest(self, name, table)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    monkeypatch.setattr(jaxserve.store.RunWriter, "add_requests", cramped)
+    monkeypatch.setattr(jaxserve.store.RunWriter, "add", cramped)
     out = tmp_path / "out"
     refused(
         call(capsys, monkeypatch, "run", write_scenario(tmp_path), "--out", out), out, "cannot write results (File too large)", "--resume"
