@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from jaxserve.solvers.device import DeviceSolver
 
 from jaxserve.solvers.cvxpy_model import CvxpySolver
+from jaxserve.solvers.device import DeviceSolver
 from jaxserve.solvers.highs import HighsSolver
 from jaxserve.solvers.problem import OPTIMAL, AssignmentProblem
 from tests.benchmarks.test_speed import compiled, report, run_once

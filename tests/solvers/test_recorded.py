@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from jaxserve.solvers.device import DeviceSolver
 
 from jaxserve.solvers.cvxpy_model import CvxpySolver
+from jaxserve.solvers.device import DeviceSolver
 from jaxserve.solvers.problem import GAP, OPTIMAL
 from tests.solvers.recorded import Recorder, record, stacked
 
