@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from calibration_fit.fit import FitResult
-from calibration_fit.hardware import GPUS, floor_s
+from calibration_fit.hardware import floor_s, known_gpu
 from calibration_fit.rows import Rows
 
 GRID = 25
@@ -18,8 +18,7 @@ FALL = 1e-3
 def valid_range(rows: Rows, table: str) -> dict[str, list[float]]:
     """What the rows span: [least, greatest] of each quantity. `mean_ctx` is K/B; of static batches over the whole run."""
     if table.startswith("prefill"):
-        n = rows.inputs[0]
-        return {"n_tokens": _span(n), "batch": _span(rows.batch), "seq_len": _span(rows.length)}
+        return {"n_tokens": _span(rows.inputs[0]), "batch": _span(rows.inputs[1]), "seq_len": _span(rows.length)}
     batch, cached = rows.inputs
     return {"batch": _span(batch), "mean_ctx": _span(cached / batch), "cached_tokens": _span(cached)}
 
@@ -75,16 +74,17 @@ def check_power(gpu: str, tp: int, time: FitResult, energy: FitResult) -> list[s
     limits = [valid_range(r.rows, "decode_time") for r in (time, energy)]
     low, high = (max(x["batch"][0] for x in limits), min(x["batch"][1] for x in limits))
     shortest, longest = (max(x["mean_ctx"][0] for x in limits), min(x["mean_ctx"][1] for x in limits))
-    if gpu not in GPUS or low >= high or shortest > longest:
+    board = known_gpu(gpu)
+    if board is None or low >= high or shortest > longest:
         return []
     batch, context = np.meshgrid(np.linspace(low, high, GRID), np.linspace(shortest, longest, GRID))
     power = np.asarray(energy.module(batch, batch * context)) / np.asarray(time.module(batch, batch * context)) / tp
     worst = np.unravel_index(np.argmax(power), power.shape)
-    if power[worst] <= GPUS[gpu].power_w:
+    if power[worst] <= board.power_w:
         return []
     return [
         f"decode power: energy over time is {power[worst]:.0f} W a GPU at B = {batch[worst]:.0f}, context {context[worst]:.0f}, above the "
-        f"{GPUS[gpu].power_w:.0f} W of the board: the two were not measured together, or a form does not hold there."
+        f"{board.power_w:.0f} W of the board: the two were not measured together, or a form does not hold there."
     ]
 
 

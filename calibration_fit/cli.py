@@ -11,7 +11,7 @@ import typer
 
 from calibration_fit.forms import PREFILL_TIME
 from calibration_fit.holdout import grouped_mape
-from calibration_fit.measurements import Measurements, one_setup, read_measurements
+from calibration_fit.measurements import Measurements, in_memory, one_setup, read_measurements
 from calibration_fit.output import TABLES, Borrowed, coefficients_table, write_coefficients
 from calibration_fit.pipeline import fit_setups
 from calibration_fit.report import write_report
@@ -28,7 +28,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def calibrate(
-    measurements: Annotated[list[Path], typer.Argument(help="CSV tables of measurements, or JSON results of vLLM's benchmarks.")],
+    measurements: Annotated[list[Path], typer.Argument(help="CSV tables, of our columns or as published, or JSON of vLLM's benchmarks.")],
     out: Annotated[Path, typer.Option(help="Coefficients file to write.")],
     report: Annotated[Path | None, typer.Option(help="Folder for the report (Markdown and figures).")] = None,
     model: Annotated[str | None, typer.Option(help="Keep rows of this model (or name it, if the tables do not).")] = None,
@@ -41,7 +41,7 @@ def calibrate(
     idle_w: Annotated[float | None, typer.Option(help="Idle power of one GPU, W.")] = None,
     host_w: Annotated[float | None, typer.Option(help="Power of the host, W.")] = None,
     batch: Annotated[int | None, typer.Option(help="Batch size of vLLM's benchmark_latency JSON, which does not hold it.")] = None,
-    isl: Annotated[int | None, typer.Option(help="Its prompt length.")] = None,
+    isl: Annotated[int | None, typer.Option(help="Its prompt length, or that of a published table without one.", min=1)] = None,
     osl: Annotated[int | None, typer.Option(help="Its output length.")] = None,
 ) -> None:
     """Fit step-time and energy coefficients to measurements of one model on one kind of GPU."""
@@ -50,7 +50,7 @@ def calibrate(
             raise InputError(f"--form {form!r} is none of auto, study, two_piece.")
         chosen = {"model": model, "tp": None if tp is None else str(tp), "gpu": gpu}
         chosen = {k: v for k, v in chosen.items() if v is not None}
-        data = _read(measurements, chosen, _pairs(where or []), (batch, isl, osl))
+        data, left_out = _read(measurements, chosen, _pairs(where or []), (batch, isl, osl))
         setup = one_setup(data)
         known = _base(base)
         prefill: dict[str, Any] = {}
@@ -66,7 +66,7 @@ def calibrate(
     except InputError as error:
         print(f"calibration-fit: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
-    for warning in table["fit"].get("warnings", ()):
+    for warning in (*left_out, *table["fit"].get("warnings", ())):
         print(f"warning: {warning}")
     for name, t in fit.tables.items():
         held = f", held out {grouped_mape(t.held):.2f} %" if t.held else ""
@@ -76,20 +76,23 @@ def calibrate(
     print(f"wrote {out}" + (f" and {page}" if page else ""))
 
 
-def _read(paths: list[Path], chosen: dict[str, str], where: dict[str, str], latency: tuple[int | None, ...]) -> list[Measurements]:
-    """All measurements of all files; the chosen setup selects rows where a table holds the column and fills it in where not."""
+def _read(
+    paths: list[Path], chosen: dict[str, str], where: dict[str, str], latency: tuple[int | None, ...]
+) -> tuple[list[Measurements], list[str]]:
+    """All measurements of all files, and what was left out of them in words; the chosen setup selects rows where a table holds the column
+    and fills it in where not."""
     found: list[Measurements] = []
+    left_out = []
     for path in paths:
         if path.suffix == ".json":
             found += read_vllm(path, chosen, *latency)
             continue
-        everything = read_measurements(path, where=where, defaults=chosen)
-        kept = [m for m in everything if all(str(getattr(m.setup, k)) == v for k, v in chosen.items())]
-        if not kept:
-            held = ", ".join(sorted({str(m.setup) for m in everything}))
-            raise InputError(f"{path}: no row of {', '.join(chosen.values())}; it holds {held}.")
-        found += kept
-    return found
+        for m in read_measurements(path, where=where, setup=chosen, isl=latency[1]):
+            fits = in_memory(m)
+            if not fits.all():
+                left_out.append(f"{path}: rows {', '.join(map(str, m.row[~fits]))}: their cache does not fit beside the weights, left out")
+            found.append(m.select(fits))
+    return found, left_out
 
 
 def _pairs(where: list[str]) -> dict[str, str]:

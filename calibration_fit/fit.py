@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 
 from calibration_fit.forms import Form
 from calibration_fit.losses import ROBUST_DELTA, mape, objective
 from calibration_fit.measurements import Measurements
+from calibration_fit.minimise import minimise
 from calibration_fit.rows import Rows, check_rows, make_rows
 from calibration_fit.transforms import Bound, constrain, unconstrain
 
@@ -24,15 +24,12 @@ MAX_ITERATIONS = 400
 SCREEN_ITERATIONS = 60
 """Every start gets this many; only the most promising of each fit go on to convergence."""
 FINALISTS = 4
-RELATIVE_DECREASE = 1e-11
 RESAMPLED_SCREEN, RESAMPLED_FINALISTS, RESAMPLED_ITERATIONS = 25, 1, 80
 """The same for refits to resampled data, which start beside their optimum and whose spread is far wider than what is left to gain."""
 LANES = 128
 """Width of the compiled solve."""
 ROW_STEP = 64
 """Rows are padded to a multiple of this, for the same reason."""
-PATIENCE = 6
-"""A start has converged when its loss fell by less than RELATIVE_DECREASE of itself PATIENCE times in a row."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +153,8 @@ def make_problem(rows: Sequence[Rows], form: Form, fixed: Mapping[str, float] | 
     def pad_terms(x: np.ndarray, value: float) -> np.ndarray:
         return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, terms - x.shape[-1])], constant_values=value)
 
-    pieces = [knee_pieces(r, form) for r in rows]
+    # A knee that is held needs no search.
+    pieces = [np.zeros((1, 2)) if form.knee in fixed else knee_pieces(r, form) for r in rows]
     starts = max(len(p) for p in pieces)
     return Problem(
         form,
@@ -240,7 +238,7 @@ def _starts(problem: Problem, setup: np.ndarray, near: np.ndarray | None) -> tup
     """Knee intervals low, high [F, S, C'] collapsed to [F, S], and raw starts [F, S, C]."""
     pieces = problem.pieces[setup]
     n_coefficients = len(problem.bounds)
-    if near is not None and problem.form.knee is not None:
+    if near is not None and problem.form.knee is not None and pieces.shape[1] > 1:
         knee = near[:, problem.form.coefficients.index(problem.form.knee)]
         middle = np.argmin(np.abs(pieces.mean(axis=2) - knee[:, None]), axis=1)
         index = np.clip(middle[:, None] + np.arange(-2, 3), 0, pieces.shape[1] - 1)
@@ -298,33 +296,16 @@ def solve_lanes(problem: Problem, lanes: Lanes, delta: float, max_iterations: in
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _solve(form, bounds, max_iterations, data, low, high, start, delta):
-    """One vmapped L-BFGS over lanes; see `solve_lanes`."""
-    optimiser = optax.lbfgs(memory_size=12, linesearch=optax.scale_by_zoom_linesearch(max_linesearch_steps=12))
+    """One vmapped minimisation over lanes; see `solve_lanes`."""
 
     def one_lane(data, low, high, start):
         inputs, term_weight, offset, measured, weight = data
 
-        def loss(raw: Any) -> Array:
+        def loss(raw: Array) -> Array:
             module = form.build(constrain(raw, bounds, low, high))
             predicted = offset + jnp.sum(term_weight * module(*inputs), axis=1)
             return objective(predicted, measured, weight, delta)
 
-        value_and_grad = optax.value_and_grad_from_state(loss)
-
-        def going_on(carry):
-            _, _, _, still, iteration = carry
-            return (still < PATIENCE) & (iteration < max_iterations)
-
-        def step(carry):
-            raw, state, last, still, iteration = carry
-            value, grad = value_and_grad(raw, state=state)
-            update, state = optimiser.update(grad, state, raw, value=value, grad=grad, value_fn=loss)
-            raw = optax.apply_updates(raw, update)
-            small = last - value <= RELATIVE_DECREASE * jnp.abs(value) + 1e-18
-            return raw, state, value, jnp.where(small, still + 1, 0), iteration + 1
-
-        carry = (start, optimiser.init(start), jnp.inf, 0, 0)
-        raw, _, _, still, iteration = jax.lax.while_loop(going_on, step, carry)
-        return raw, loss(raw), still >= PATIENCE, iteration
+        return minimise(loss, start, max_iterations)
 
     return jax.vmap(one_lane)(data, low, high, start)

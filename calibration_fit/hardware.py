@@ -60,6 +60,40 @@ MODELS = {
     "Mixtral-8x7B": Model(1.47e9, 0.131e9, 32, 32, 8, expert=5.64e9, experts=8, top_k=2),
 }
 
+SAME = {
+    "Nvidia A100 GPU": "A100-SXM4-40GB",  # of LLM-Inference-Bench: its bandwidth and the batches that did not fit say 40 GB
+    "NVIDIA A100-SXM4-40GB": "A100-SXM4-40GB",
+    "Nvidia H100 GPU": "H100-SXM-80GB",
+    "NVIDIA H100 80GB HBM3": "H100-SXM-80GB",
+    "meta-llama/Meta-Llama-3-8B": "Llama-3.1-8B",  # the same shapes, as in the others here
+    "meta-llama/Meta-Llama-3.1-8B-Instruct": "Llama-3.1-8B",
+    "meta-llama/Llama-3.1-8B-Instruct": "Llama-3.1-8B",
+    "Qwen/Qwen2-7B": "Qwen2.5-7B",
+    "mistralai/Mixtral-8x7B-v0.1": "Mixtral-8x7B",
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": "Mixtral-8x7B",
+}
+"""Published names of GPUs and models that are in the tables above under another name."""
+MEMORY_USED = 0.9
+"""Share of GPU memory that vLLM takes by default (gpu_memory_utilization)."""
+
+
+def known_gpu(name: str) -> Gpu | None:
+    """The GPU of that name; None if it is not in the table."""
+    return GPUS.get(SAME.get(name, name))
+
+
+def known_model(name: str) -> Model | None:
+    """The model of that name; None if it is not in the table."""
+    return MODELS.get(SAME.get(name, name))
+
+
+def fits_beside_weights(model: str, gpu: str, tp: int, tokens: np.ndarray) -> np.ndarray | None:
+    """Whether so many cached tokens [R] fit beside the weights; None when model or GPU is not in the table."""
+    m, g = known_model(model), known_gpu(gpu)
+    if m is None or g is None:
+        return None
+    return tokens * m.kv_bytes_per_token <= tp * g.memory_bytes * MEMORY_USED - m.weight_bytes
+
 
 def floor_s(
     model: str, gpu: str, tp: int, *, batch: np.ndarray, new_tokens: np.ndarray, sum_sq: np.ndarray, cached_tokens: np.ndarray
@@ -70,9 +104,9 @@ def floor_s(
     half of `sum_sq` with the causal mask, and the cached tokens. Bytes: the weights once (of a MoE no more experts than one token needs,
     the least that is certain) and the cached keys and values.
     """
-    if model not in MODELS or gpu not in GPUS:
+    m, g = known_model(model), known_gpu(gpu)
+    if m is None or g is None:
         return None
-    m, g = MODELS[model], GPUS[gpu]
     attention = 4.0 * m.layers * m.heads * m.head_dim * (0.5 * sum_sq + cached_tokens)
     flops = 2.0 * (m.dense - m.head + m.top_k * m.expert) * new_tokens + 2.0 * m.head * batch + attention
     bytes_read = 2.0 * (m.dense + m.top_k * m.expert) + m.kv_bytes_per_token * cached_tokens

@@ -6,105 +6,178 @@ The surrogate follows the engine contract along the *measured* times, so that it
 - Decode. Between two events (a first token, a finish) the batch B is known, and the cached tokens K are those of the running requests,
   each making its tokens evenly over the time that is free of prefill. B requests then make free time / t_dec(B, K) tokens each, and over
   the life of a request these must add up to osl - 1.
+
+A log without queue waits does not say when a request was admitted; `log_admission` says for which it can be told all the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from jax import Array
 
+from calibration_fit.block_bootstrap import FEWEST_BLOCKS, bootstrap_blocks, time_blocks
+from calibration_fit.checks import check_fit, rows_below_floor
 from calibration_fit.fit import FitResult, fit_all
-from calibration_fit.forms import DECODE_TIME, PREFILL_TIME
-from calibration_fit.log_timeline import Timeline, join, lively, prefill_groups, prefill_rows, timeline
-from calibration_fit.losses import ROBUST_DELTA, mape, objective
+from calibration_fit.forms import PREFILL_TIME
+from calibration_fit.holdout import HoldOut, hold_out
+from calibration_fit.log_admission import decode_steps, filled_in, inferred_runs
+from calibration_fit.log_decode import DELTA, REDUCED, Lives, decode_bootstrap, decode_held, decode_identity, decode_result, life_rows
+from calibration_fit.log_timeline import Run, Timeline, join, lively, prefill_rows, prefill_runs, timeline
 from calibration_fit.measurements import Setup, Source
-from calibration_fit.transforms import Bound, constrain
+from calibration_fit.results import SetupFit, TableFit
+from calibration_fit.rows import concatenated
+from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES, Bootstrap, Identifiability, identify
 from jaxserve.errors import InputError
 from jaxserve.perf.request_log import RequestLog
 
-FEWEST_REQUESTS = 20
+FEWEST_REQUESTS, FEWEST_RUNS = 20, 10
+"""What a fit of decode steps, and one of prefill whose beginnings are inferred, need."""
 TOKEN_BUDGET = 8192
-DELTA = 5 * ROBUST_DELTA
-"""Relative error where the loss turns linear: single requests of a live server scatter by about 10 %."""
 NARROW = 2.0
 """Batches that spread by less than this factor leave the terms of the decode form confounded."""
-ITERATIONS = 500
-SHORTEST_STEP_S = 1e-6
-"""Least alpha0: a coefficients file must not hold a step without duration."""
 BLOCKS = 10
 """Parts of the log, in time; every second is held out when the decode form is chosen."""
-REDUCED = {"alpha2": 0.0, "beta0": 0.0, "beta2": 0.0}
-"""Terms held at 0 in the smaller decode form, as where few batch sizes were measured (`pipeline.FEW_BATCHES`)."""
+PREFER_WHOLE = 0.9
+"""The whole decode form is taken when its held-out error is below this share of the smaller one's: it has three more terms."""
+LOOSE = 0.25
+"""A run of prefill whose beginning is uncertain by more than this share of its length tells too little of its length."""
 
 
 @dataclass(frozen=True)
 class LogFit:
-    """Fitted tables of a log, with what they rest on: `prefill` over groups, `decode` (theta [6]) over requests."""
+    """Fitted tables of a log; `waits` says how admissions were known, if not from the log."""
 
-    prefill: FitResult
-    decode: np.ndarray
-    decode_held: tuple[str, ...]
-    decode_mape: float
-    decode_held_out: float
-    ranges: dict[str, dict[str, list[float]]]
-    fitted: int
-    warnings: tuple[str, ...]
+    fit: SetupFit
+    waits: str
 
 
-def fit_log(log: RequestLog, setup: Setup, source: Source, *, fit: np.ndarray, budget: int = TOKEN_BUDGET) -> LogFit:
+@dataclass(frozen=True)
+class Engine:
+    """The requests of one engine, which of them to fit to [R], its runs of prefill, and how long these are expected to last [runs], s."""
+
+    log: RequestLog
+    fit: np.ndarray
+    runs: list[Run]
+    seconds: np.ndarray
+
+    @property
+    def used(self) -> list[Run]:
+        """The runs to fit to. What is expected chooses them, not what was measured: that would pick out errors of one sign."""
+        near = [run.slack_s <= LOOSE * s for run, s in zip(self.runs, self.seconds, strict=True)]
+        return [run for run, known in zip(self.runs, near, strict=True) if known and run.end > run.start and self.fit[run.members].all()]
+
+
+def fit_log(
+    log: RequestLog, setup: Setup, source: Source, *, fit: np.ndarray, budget: int = TOKEN_BUDGET, samples: int = BOOTSTRAP_SAMPLES
+) -> LogFit:
     """Fit both step times to the requests where `fit` [R] is true; the others are only there as company.
 
-    Raises `InputError` when the log does not hold queue waits or too few requests. Engines of a log are treated one by one.
+    Raises `InputError` when the log holds too few requests to fit to. Engines of a log are treated one by one.
     """
-    admit = log.admit_s
-    if admit is None:
-        raise InputError(f"{log.name}, row 1: there is no column queue_wait_s; without it prefill cannot be told from waiting")
-    if fit.sum() < FEWEST_REQUESTS:
-        raise InputError(f"{log.name}: {int(fit.sum())} requests are too few to fit coefficients to; give at least {FEWEST_REQUESTS}")
+    _enough(log.name, int(fit.sum()), "requests are")
     names = np.array(log.engine if log.engine is not None else [""] * len(log))
-    parts = [np.flatnonzero(names == name) for name in dict.fromkeys(names)]
-    prefill, timelines, lived = [], [], []
-    for part in parts:
-        groups = prefill_groups(admit[part], log.first_token_s[part])
-        windows = [(start, end) for _, start, end in groups]
-        prefill += [(part[m], end - start) for m, start, end in groups if fit[part[m]].all() and end > start]
-        use = part[log.osl[part] > 1]
-        timelines.append(timeline(log.first_token_s[use], log.finish_s[use], log.isl[use], log.osl[use], windows))
-        lived.append(use)
-    joined, requests = join(timelines), np.concatenate(lived)
-    osl = log.osl[requests] - 1.0
-    keep = fit[requests] & lively(joined)
-    if keep.sum() < FEWEST_REQUESTS:
-        raise InputError(f"{log.name}: {int(keep.sum())} requests made more than one token, too few to fit decode steps to")
-    pre = fit_all([prefill_rows(log, prefill, setup, source, budget)], PREFILL_TIME, delta=DELTA)[0]
-    block = np.minimum(BLOCKS * log.arrival_s[requests] / max(log.arrival_s[fit].max(), 1e-9), BLOCKS - 1).astype(int) % 2
-    tried = []
-    for held in (REDUCED, {}):
-        halves = [_fit_decode(joined, osl, keep & (block == h), held) for h in (0, 1)]
-        errors = [
-            np.abs(_tokens(joined, t)[keep & (block != h)] / osl[keep & (block != h)] - 1) for h, t in zip((0, 1), halves, strict=True)
-        ]
-        tried.append((float(100 * np.mean(np.concatenate(errors))), held))
-    # The whole form must earn its three more terms on held-out blocks.
-    error, held = tried[1] if tried[1][0] < 0.9 * tried[0][0] else tried[0]
-    theta = _fit_decode(joined, osl, keep, held)
-    busy = joined.batch > 0
-    context = joined.cached[busy] / joined.batch[busy]
-    ranges = {
-        "prefill_time": {"n_tokens": _span(pre.rows.inputs[0]), "batch": _span(pre.rows.batch)},
-        "decode_time": {"batch": _span(joined.batch[busy]), "mean_ctx": _span(context)},
+    logs = [(log.select(names == name), fit[names == name]) for name in dict.fromkeys(names)]
+    if log.queue_wait_s is not None:
+        runs = [prefill_runs(e.admit_s, e.first_token_s) for e, _ in logs if e.admit_s is not None]
+        engines = [Engine(e, f, r, _lengths(r)) for (e, f), r in zip(logs, runs, strict=True)]
+        pre, waits = _prefill(engines, setup, source, budget), ""
+    else:
+        engines, pre = _inferred(log.name, logs, setup, source, budget)
+        told = sum(len(run.members) for e in engines for run in e.used)
+        waits = f"no queue_wait_s: prefill rests on the {told} of {len(log)} requests whose admission can be told"
+    stay_s = float(np.median((log.finish_s - log.arrival_s)[fit]))
+    tables = {
+        "prefill_time": _prefill_table(pre, np.array([run.start for e in engines for run in e.used]), stay_s, samples),
+        "decode_time": _decode_table(log, engines, stay_s, setup, source, samples),
     }
-    return LogFit(
-        pre, theta, tuple(held), mape(_tokens(joined, theta)[keep], osl[keep]), error, ranges, int(fit.sum()), _warnings(joined, theta, pre)
+    return LogFit(SetupFit(setup, tables), waits)
+
+
+def _enough(name: str, found: int, what: str) -> None:
+    if found < FEWEST_REQUESTS:
+        raise InputError(f"{name}: {found} {what} too few to fit coefficients to; give at least {FEWEST_REQUESTS}")
+
+
+def _lengths(runs: list[Run]) -> np.ndarray:
+    return np.array([run.end - run.start for run in runs])
+
+
+def _prefill(engines: list[Engine], setup: Setup, source: Source, budget: int) -> FitResult:
+    rows = concatenated([prefill_rows(e.log, e.used, setup, source, budget) for e in engines if e.used])
+    return fit_all([rows], PREFILL_TIME, delta=DELTA)[0]
+
+
+def _inferred(
+    name: str, logs: list[tuple[RequestLog, np.ndarray]], setup: Setup, source: Source, budget: int
+) -> tuple[list[Engine], FitResult]:
+    """Engines of logs without waits, and the fit to the runs of prefill whose beginning can be told."""
+
+    def step(runs: list[list[Run]], lengths: list[np.ndarray]) -> tuple[list[Engine], FitResult]:
+        """Fit to what can be told of the runs, and fill in the rest."""
+        engines = [Engine(log, fit, r, s) for (log, fit), r, s in zip(logs, runs, lengths, strict=True)]
+        if (known := sum(len(e.used) for e in engines)) < FEWEST_RUNS:
+            raise InputError(
+                f"{name}, row 1: there is no column queue_wait_s, and without it only {known} stretches of prefill tell when they began, "
+                f"too few to fit to (at least {FEWEST_RUNS}): log the waits, or a lighter load"
+            )
+        pre = _prefill(engines, setup, source, budget)
+        return [replace(e, runs=filled_in(e.log, r, s)) for e, r, s in zip(engines, runs, expected(pre, runs), strict=True)], pre
+
+    def expected(pre: FitResult, runs: list[list[Run]]) -> list[np.ndarray]:
+        return [prefill_rows(log, r, setup, source, budget).predict(pre.module) for (log, _), r in zip(logs, runs, strict=True)]
+
+    runs = [inferred_runs(log, log.tpot_s) for log, _ in logs]
+    engines, pre = step(runs, [_lengths(r) for r in runs])
+    # Once more: with prefill taken out of the lives of requests, their decode steps are known, and with them what was left of a step.
+    runs = [inferred_runs(e.log, decode_steps(e.log, e.runs)) for e in engines]
+    return step(runs, expected(pre, runs))
+
+
+def _prefill_table(pre: FitResult, began_s: np.ndarray, stay_s: float, samples: int) -> TableFit:
+    block = time_blocks(began_s, stay_s)
+    warnings = [f"prefill_time: pushed to 0 by the data: {', '.join(pre.at_bound)}"] if pre.at_bound else []
+    warnings += short_log("prefill_time", began_s, stay_s)
+    return _table(pre, hold_out([pre], ("time",))[0], bootstrap_blocks(pre, block, samples), identify(pre, block), warnings)
+
+
+def _decode_table(log: RequestLog, engines: list[Engine], stay_s: float, setup: Setup, source: Source, samples: int) -> TableFit:
+    """The decode form that predicts held-out stretches of time best, fitted to all requests."""
+    lived = [e.log.select(e.log.osl > 1) for e in engines]
+    t = join([timeline(r.first_token_s, r.finish_s, r.isl, r.osl, e.runs) for r, e in zip(lived, engines, strict=True)])
+    arrival, osl, line = (np.concatenate([getattr(r, k) for r in lived]) for k in ("arrival_s", "osl", "line"))
+    keep = np.concatenate([e.fit[e.log.osl > 1] for e in engines]) & lively(t)
+    _enough(log.name, int(keep.sum()), "requests made more than one token and are")
+    lives = Lives(t, osl - 1.0, keep, time_blocks(arrival[keep], stay_s))
+    rows = life_rows(lives, line[keep], setup, source)
+    part = np.minimum(BLOCKS * arrival / max(float(arrival[keep].max()), 1e-9), BLOCKS - 1).astype(int) % 2
+    tried = [decode_held(lives, rows, held, part) for held in (REDUCED, {})]
+    whole = tried[1].mape_all < PREFER_WHOLE * tried[0].mape_all
+    result = decode_result(lives, rows, {} if whole else REDUCED)
+    table = _table(
+        result,
+        {"time": tried[whole]},
+        decode_bootstrap(lives, result, samples),
+        decode_identity(lives, result),
+        [*_decode_warnings(t, result), *short_log("decode_time", arrival[keep], stay_s)],
     )
+    return replace(table, alternatives={"study, smaller": tried[0].mape_all, "study": tried[1].mape_all})
 
 
-def _warnings(t: Timeline, theta: np.ndarray, prefill: FitResult) -> tuple[str, ...]:
+def _table(result: FitResult, held: dict[str, HoldOut], intervals: Bootstrap, identity: Identifiability, warnings: list[str]) -> TableFit:
+    warnings = [*warnings, *rows_below_floor(result.rows, result.form.table), *check_fit(result)]
+    return TableFit(result, held, intervals, identity, tuple(warnings))
+
+
+def short_log(table: str, at: np.ndarray, stay_s: float) -> list[str]:
+    """Whether the rows, at times `at` [R], span too few stays of a request for blocks that do not err together."""
+    stays = (at.max() - at.min()) / stay_s
+    if stays >= FEWEST_BLOCKS:
+        return []
+    return [f"{table}: what was fitted spans only {stays:.1f} stays of a request, which share their errors: the intervals are too narrow"]
+
+
+def _decode_warnings(t: Timeline, result: FitResult) -> list[str]:
     """What the log does not pin down, in words."""
     out = []
     order = np.argsort(t.batch)
@@ -115,60 +188,6 @@ def _warnings(t: Timeline, theta: np.ndarray, prefill: FitResult) -> tuple[str, 
             f"decode_time: 80 % of the measured time had {low:.0f} to {high:.0f} requests running, so the log does not tell what a step "
             "costs at all from what each request adds: do not use it at other batch sizes"
         )
-    if theta[0] < 1e-4:
+    if result.theta[0] < 1e-4:
         out.append("decode_time: alpha0 ended at 0, though no step is free: the log does not identify it")
-    if prefill.at_bound:
-        out.append(f"prefill_time: pushed to 0 by the data: {', '.join(prefill.at_bound)}")
-    return tuple(out)
-
-
-def _predict(theta, free_s, batch, cached, begin, end) -> Array:
-    steps = jnp.where(batch > 0, free_s / DECODE_TIME.build(theta)(jnp.maximum(batch, 1.0), cached), 0.0)
-    total = jnp.concatenate([jnp.zeros(1), jnp.cumsum(steps)])
-    return total[end] - total[begin]
-
-
-def _tokens(t: Timeline, theta: np.ndarray) -> np.ndarray:
-    """Decode steps [R] that the coefficients give each request in its measured life."""
-    return np.asarray(_predict(theta, t.free_s, t.batch, t.cached, t.begin, t.end))
-
-
-def _fit_decode(t: Timeline, steps: np.ndarray, keep: np.ndarray, held: dict[str, float]) -> np.ndarray:
-    """theta [6] by optax's L-BFGS; `held` coefficients stay where they are."""
-    busy_s = float(t.free_s[t.batch > 0].sum())
-    batch = max(float(np.sum(t.batch * t.free_s)) / busy_s, 1.0)
-    context = float(np.sum(t.cached * t.free_s) / np.sum(t.batch * t.free_s))
-    typical = busy_s * batch / float(steps.sum())
-    scale = typical / np.array([1.0, batch, batch**2, context, context * batch, context * batch**2])
-    scale = np.where([name in held for name in DECODE_TIME.coefficients], 0.0, scale)
-    solved = _solve(scale, t.free_s, t.batch, t.cached, t.begin, t.end, steps, keep.astype(float))
-    return np.maximum(np.asarray(solved), [SHORTEST_STEP_S, 0, 0, 0, 0, 0])
-
-
-@jax.jit
-def _solve(scale, free_s, batch, cached, begin, end, steps, weight):
-    """L-BFGS over scaled coefficients; free of a scale, a coefficient stays at 0."""
-    # A log follows one path through (B, K); a negative term fitted there could make steps negative off it.
-    bounds = (Bound.NONNEGATIVE,) * len(DECODE_TIME.coefficients)
-
-    def loss(raw: Array) -> Array:
-        return objective(
-            _predict(constrain(raw, bounds, jnp.zeros(len(bounds)), scale), free_s, batch, cached, begin, end), steps, weight, DELTA
-        )
-
-    optimiser = optax.lbfgs(memory_size=12, linesearch=optax.scale_by_zoom_linesearch(max_linesearch_steps=16))
-    value_and_grad = optax.value_and_grad_from_state(loss)
-
-    def step(_, carry):
-        raw, state = carry
-        value, grad = value_and_grad(raw, state=state)
-        update, state = optimiser.update(grad, state, raw, value=value, grad=grad, value_fn=loss)
-        return optax.apply_updates(raw, update), state
-
-    start = jnp.array([0.8, 0.3, 0.1, 0.1, 0.3, 0.1])
-    raw, _ = jax.lax.fori_loop(0, ITERATIONS, step, (start, optimiser.init(start)))
-    return constrain(raw, bounds, jnp.zeros(len(bounds)), scale)
-
-
-def _span(x: np.ndarray) -> list[float]:
-    return [float(np.min(x)), float(np.max(x))]
+    return out

@@ -7,18 +7,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from calibration_fit.measurements import Setup, Source
-from calibration_fit.rows import Rows, prefill_steps
+from calibration_fit.rows import Rows, prefill_steps, prefill_terms
 from jaxserve.perf.request_log import RequestLog
 
 TOGETHER_S = 1e-5
 """Admissions closer than this are one: logs are written in microseconds."""
 LONGEST_PIECE_STEPS = 32
 """Intervals between events are cut so that K moves little inside one: about this many tokens."""
+
+
+class Run(NamedTuple):
+    """One or more steps of prefill without a pause: `packs` of requests, each packed into steps of its own, in order of admission; when
+    it began and ended, s; and how uncertain the beginning is: `slack_s` is 0 where it was measured, infinite where nothing tells it."""
+
+    packs: tuple[np.ndarray, ...]
+    start: float
+    end: float
+    slack_s: float = 0.0
+
+    @property
+    def members(self) -> np.ndarray:
+        """All its requests."""
+        return np.concatenate(self.packs)
 
 
 @dataclass(frozen=True)
@@ -32,8 +47,8 @@ class Timeline:
     end: np.ndarray
 
 
-def prefill_groups(admit: np.ndarray, first: np.ndarray) -> list[tuple[np.ndarray, float, float]]:
-    """(requests in order of admission, start, end) of each run of prefill steps, in order of time; runs do not overlap.
+def prefill_runs(admit: np.ndarray, first: np.ndarray) -> list[Run]:
+    """The runs of prefill of one engine, in order of time; they do not overlap.
 
     The engine admits nothing while it prefills, so in its own logs a run is what was admitted together. A server that prefills in chunks
     beside decoding does; there, requests whose prefill overlaps make up one run, which only says how long their prompts took together.
@@ -45,41 +60,37 @@ def prefill_groups(admit: np.ndarray, first: np.ndarray) -> list[tuple[np.ndarra
             groups[-1][2] = max(groups[-1][2], first[r])
         else:
             groups.append([[r], admit[r], first[r]])
-    return [(np.array(members), start, end) for members, start, end in groups]
+    return [Run((np.array(members),), start, end) for members, start, end in groups]
 
 
-def prefill_rows(log: RequestLog, groups: list[tuple[np.ndarray, float]], setup: Setup, source: Source, budget: int) -> Rows:
-    """One row a group: its prompts packed into steps of at most `budget` tokens, which together last the measured time."""
-    packed = [prefill_steps(log.isl[members].astype(int).tolist(), budget) for members, _ in groups]
-    terms = max(len(steps) for steps in packed)
-    inputs, weight = np.ones((3, len(groups), terms)), np.zeros((len(groups), terms))
-    for g, steps in enumerate(packed):
-        inputs[:, g, : len(steps)] = np.array(steps, float).T
-        weight[g, : len(steps)] = 1.0
-    row = np.array([log.line[members[0]] for members, _ in groups])
-    batch = np.array([float(len(members)) for members, _ in groups])
-    length = np.array([float(np.mean(log.isl[members])) for members, _ in groups])
-    measured = np.array([seconds for _, seconds in groups])
-    file, n = np.full(len(groups), source.path, dtype=object), len(groups)
-    return Rows(setup, (source,), file, row, batch, length, inputs, weight, np.zeros(n), measured, np.zeros(n, bool))
+def prefill_rows(log: RequestLog, runs: list[Run], setup: Setup, source: Source, budget: int) -> Rows:
+    """One row a run: its prompts packed into steps of at most `budget` tokens, which together last the measured time."""
+    packed = [[s for pack in run.packs for s in prefill_steps(log.isl[pack].astype(int).tolist(), budget)] for run in runs]
+    inputs, weight = prefill_terms(packed)
+    row = np.array([log.line[run.members[0]] for run in runs])
+    batch = np.array([float(len(run.members)) for run in runs])
+    length = np.array([float(np.mean(log.isl[run.members])) for run in runs])
+    measured = np.array([run.end - run.start for run in runs])
+    file, n = np.full(len(runs), source.path, dtype=object), len(runs)
+    kind = "runs of prefill in the request log"
+    return Rows(setup, (source,), file, row, batch, length, inputs, weight, np.zeros(n), measured, np.zeros(n, bool), kind)
 
 
-def timeline(first: np.ndarray, finish: np.ndarray, isl: np.ndarray, osl: np.ndarray, windows: list[tuple[float, float]]) -> Timeline:
-    """What decoded when on one engine; `windows` are its stretches of prefill."""
-    flat = np.array(windows).reshape(-1, 2)
-    start, length = flat[:, 0], flat[:, 1] - flat[:, 0]
+def stalled(runs: list[Run], at: np.ndarray) -> np.ndarray:
+    """Seconds [Q] of prefill before each time `at`."""
+    start, length = np.array([run.start for run in runs]), np.array([run.end - run.start for run in runs])
+    i = np.searchsorted(start, at, side="right") - 1
+    before = np.concatenate([[0.0], np.cumsum(length)])[np.maximum(i, 0)]
+    return np.where(i >= 0, before + np.minimum(at - start[np.maximum(i, 0)], length[np.maximum(i, 0)]), 0.0)
 
-    def stalled(t: np.ndarray) -> np.ndarray:
-        """Seconds of prefill before t."""
-        i = np.searchsorted(start, t, side="right") - 1
-        before = np.concatenate([[0.0], np.cumsum(length)])[np.maximum(i, 0)]
-        return np.where(i >= 0, before + np.minimum(t - start[np.maximum(i, 0)], length[np.maximum(i, 0)]), 0.0)
 
+def timeline(first: np.ndarray, finish: np.ndarray, isl: np.ndarray, osl: np.ndarray, runs: list[Run]) -> Timeline:
+    """What decoded when on one engine, beside its runs of prefill."""
     events = np.unique(np.concatenate([first, finish]))
     piece = LONGEST_PIECE_STEPS * float(np.median((finish - first) / (osl - 1)))
     cuts = [np.linspace(a, b, max(2, int(np.ceil((b - a) / piece)) + 1))[:-1] for a, b in pairwise(events)]
     edges = np.concatenate([*cuts, events[-1:]])
-    free = edges - stalled(edges)
+    free = edges - stalled(runs, edges)
     free_s, middle = np.diff(free), (free[1:] + free[:-1]) / 2
     begin, end = np.searchsorted(edges, first), np.searchsorted(edges, finish)
 
@@ -90,7 +101,7 @@ def timeline(first: np.ndarray, finish: np.ndarray, isl: np.ndarray, osl: np.nda
         return np.cumsum(change)[:-1]
 
     # Tokens of a request at free time f: 1 + rate * (f - its free time at the first token); summed over the running ones.
-    first_free, finish_free = first - stalled(first), finish - stalled(finish)
+    first_free, finish_free = first - stalled(runs, first), finish - stalled(runs, finish)
     rate = (osl - 1) / np.maximum(finish_free - first_free, 1e-9)
     # A step over tokens made so far sees half a token less than the even flow at its middle.
     cached = running(isl + 0.5 - rate * first_free) + running(rate) * middle

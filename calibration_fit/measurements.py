@@ -11,17 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from calibration_fit.columns import (
-    COLUMNS,
-    FASTEST_STEP_S,
-    INFORMATIONAL,
-    PHASES,
-    POWER_W_PER_GPU,
-    SLOWEST_DECODE_S,
-    SLOWEST_PREFILL_S_PER_TOKEN,
-)
+from calibration_fit.columns import COLUMNS, INFORMATIONAL, PHASES
+from calibration_fit.hardware import fits_beside_weights
+from calibration_fit.layouts import find_layout, read_as, translated
+from calibration_fit.plausible import check_plausible
 from jaxserve.errors import InputError
-from jaxserve.units import MS_PER_S
 
 
 @dataclass(frozen=True)
@@ -38,10 +32,11 @@ class Setup:
 
 @dataclass(frozen=True)
 class Source:
-    """A file that measurements came from."""
+    """A file that measurements came from, and what its kind of table has to say for itself."""
 
     path: str
     sha256: str
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,11 +75,12 @@ class Measurements:
 
 
 def read_measurements(
-    path: Path | str, *, where: Mapping[str, str] | None = None, defaults: Mapping[str, str] | None = None
+    path: Path | str, *, where: Mapping[str, str] | None = None, setup: Mapping[str, str] | None = None, isl: float | None = None
 ) -> list[Measurements]:
-    """Read a CSV of measurements (columns: `calibration_fit.columns.COLUMNS`).
+    """Read a CSV of measurements (columns: `calibration_fit.columns.COLUMNS`), or a published table (`LAYOUTS`) as it is.
 
-    `where` keeps only rows whose columns have these values; `defaults` fills in columns that the file lacks (model, tp, gpu, phase).
+    `where` keeps only rows whose columns have these values; `setup` (of model, tp, gpu) too, and fills in what the file lacks; `isl` is the
+    prompt length of published tables that do not hold it.
     Raises `InputError`, one sentence with file and row, for anything that cannot be right.
     """
     path = Path(path)
@@ -93,26 +89,27 @@ def read_measurements(
         table = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True, encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise InputError(f"{path}: not a readable CSV file: {' '.join(str(error).split())}") from None
-    return from_table(table, Source(str(path), hashlib.sha256(content).hexdigest()), where=where, defaults=defaults)
+    return from_table(table, Source(str(path), hashlib.sha256(content).hexdigest()), where=where, setup=setup, isl=isl)
 
 
 def from_table(
-    table: pd.DataFrame, source: Source, *, where: Mapping[str, str] | None = None, defaults: Mapping[str, str] | None = None
+    table: pd.DataFrame,
+    source: Source,
+    *,
+    where: Mapping[str, str] | None = None,
+    setup: Mapping[str, str] | None = None,
+    isl: float | None = None,
 ) -> list[Measurements]:
     """`read_measurements` for a table already in memory; row numbers count the header as row 1, as in a spreadsheet."""
     name = source.path
     text: Any = table.astype(object).where(table.notna(), "").astype(str)
     table = text.rename(columns=lambda c: str(c).strip())
-    unknown = [c for c in table.columns if c not in COLUMNS and c not in INFORMATIONAL]
+    layout = find_layout(table.columns)
+    known = read_as(layout, table.columns) if layout else set(COLUMNS)
+    unknown = [c for c in table.columns if c not in known and c not in INFORMATIONAL]
     if unknown:
         hint = _unit_hint(unknown[0])
-        raise InputError(f"{name}: row 1: unknown column {unknown[0]!r}{hint}; known columns are {', '.join(COLUMNS)}.")
-    for column, value in (defaults or {}).items():
-        if column not in table.columns:
-            table = table.assign(**{column: value})
-    for column in ("model", "tp", "gpu", "phase", "batch", "time_s"):
-        if column not in table.columns:
-            raise InputError(f"{name}: row 1: column {column!r} is missing ({COLUMNS[column].text}, {COLUMNS[column].unit or 'text'}).")
+        raise InputError(f"{name}: row 1: unknown column {unknown[0]!r}{hint}; known columns are {', '.join(sorted(known))}.")
     row = np.arange(len(table)) + 2
     for column, value in (where or {}).items():
         if column not in table.columns:
@@ -121,17 +118,44 @@ def from_table(
         table, row = table.loc[keep], row[keep]
     if not len(table):
         raise InputError(f"{name}: no row left" + (f" where {dict(where)}" if where else "") + ": nothing to fit.")
+    if layout:
+        table = table.assign(**{ours: table[theirs] for ours, theirs in layout.setup.items()})
+        source = replace(source, note=layout.note)
+    table, row = _of_setup(table, row, setup or {}, name)
+    if not layout:
+        for column in ("model", "tp", "gpu", "phase", "batch", "time_s"):
+            if column not in table.columns:
+                raise InputError(f"{name}: row 1: column {column!r} is missing ({COLUMNS[column].text}, {COLUMNS[column].unit or 'text'}).")
     found = []
-    groups: Any = table.assign(_row=row).groupby(["model", "tp", "gpu", "phase"], sort=False)
-    for (model, _tp, gpu, phase), part in groups:
-        first = int(part["_row"].iloc[0])
-        if phase not in PHASES:
-            raise InputError(f"{name}: row {first}: phase {phase!r} is none of {', '.join(PHASES)}.")
+    groups: Any = table.assign(_row=row).groupby(["model", "tp", "gpu", *([] if layout else ["phase"])], sort=False)
+    for (model, _, gpu, *phase), rows in groups:
+        first = int(rows["_row"].iloc[0])
         if not model or not gpu:
             raise InputError(f"{name}: row {first}: model and gpu must not be empty.")
-        tp_number = _numbers(part[["tp"]], "tp", name, part["_row"].to_numpy())
-        found.append(_build(part, Setup(str(model), int(tp_number[0]), str(gpu)), str(phase), source))
+        if phase and phase[0] not in PHASES:
+            raise InputError(f"{name}: row {first}: phase {phase[0]!r} is none of {', '.join(PHASES)}.")
+        tp = int(_numbers(rows[["tp"]], "tp", name, rows["_row"].to_numpy())[0])
+        if layout:
+            numbers = rows["_row"].to_numpy()
+            rows = translated(rows, layout, name, numbers, isl).assign(_row=numbers)
+        found.append(_build(rows, Setup(str(model), tp, str(gpu)), str(layout.phase if layout else phase[0]), source))
     return found
+
+
+def _of_setup(table: Any, row: np.ndarray, setup: Mapping[str, str], name: str) -> tuple[Any, np.ndarray]:
+    """Rows of the named setup; a column that the table lacks is filled in."""
+    keep = np.ones(len(table), bool)
+    for column, value in setup.items():
+        if column not in table.columns:
+            table = table.assign(**{column: value})
+        # 2 and 2.0 are one size.
+        number = column == "tp"
+        keep &= np.array(pd.to_numeric(table[column], errors="coerce") == float(value) if number else table[column] == value)
+    if not keep.any():
+        parts = [("TP" if c == "tp" else "") + table[c] for c in ("model", "tp", "gpu") if c in table.columns]
+        held = sorted({" ".join(texts) for texts in zip(*parts, strict=True)})
+        raise InputError(f"{name}: no row of {', '.join(setup.values())}; it holds {', '.join(held)[:600]}.")
+    return table.loc[keep], row[keep]
 
 
 def _build(part: Any, setup: Setup, phase: str, source: Source) -> Measurements:
@@ -177,7 +201,7 @@ def _build(part: Any, setup: Setup, phase: str, source: Source) -> Measurements:
     if energy is None:
         energy = power * setup.tp * time_s if power is not None else nothing
     m = Measurements(setup, phase, source, row, batch, length, n_tokens, sum_sq, cached, isl, osl, time_s, energy)
-    _check_plausible(m)
+    check_plausible(m)
     return m
 
 
@@ -217,41 +241,17 @@ def _lengths(text: str, name: str, row: int) -> list[float]:
     return values
 
 
-def _check_plausible(m: Measurements) -> None:
-    """Catch a wrong unit by what the values would mean; raises `InputError` that says which unit was probably meant."""
-    name, first = m.source.path, m.row[0]
-    middle = float(np.median(m.time_s))
-    ms_hint = f"are the times in milliseconds? Divide them by {MS_PER_S:g}."
-    if m.phase == "decode" and middle > SLOWEST_DECODE_S:
-        raise InputError(f"{name}: row {first} on: the median decode step of {m.setup} takes {middle:g} s, which no GPU needs; {ms_hint}")
-    if m.phase == "prefill":
-        per_token = float(np.median(m.time_s / m.n_tokens))
-        if middle > 2.0 and per_token > SLOWEST_PREFILL_S_PER_TOKEN:
-            raise InputError(f"{name}: row {first} on: prefill of {m.setup} takes {per_token:g} s a token at the median; {ms_hint}")
-    if m.phase == "end_to_end" and np.median(m.time_s / m.osl) > SLOWEST_DECODE_S:
-        raise InputError(f"{name}: row {first} on: static batches of {m.setup} take over {SLOWEST_DECODE_S:g} s a token; {ms_hint}")
-    fast = np.flatnonzero(m.time_s < FASTEST_STEP_S)
-    if len(fast):
-        i = fast[0]
-        raise InputError(
-            f"{name}: row {m.row[i]}: a step of {m.time_s[i]:g} s is shorter than launching its kernels takes ({FASTEST_STEP_S:g} s); "
-            "is time_s in seconds?"
-        )
-    power = m.energy_j / m.time_s / m.setup.tp
-    wrong = np.flatnonzero((power < POWER_W_PER_GPU[0]) | (power > POWER_W_PER_GPU[1]))
-    if len(wrong):
-        i = wrong[0]
-        raise InputError(
-            f"{name}: row {m.row[i]}: energy_j / time_s / tp is {power[i]:g} W a GPU, outside {POWER_W_PER_GPU[0]:g} to "
-            f"{POWER_W_PER_GPU[1]:g} W; is the energy in J, of all GPUs together, and the time in s?"
-        )
-
-
 def _unit_hint(column: str) -> str:
     """', did you mean time_s (s)?' for a column whose name with another unit is known."""
     stem = column.rsplit("_", 1)[0]
     close = [c for c in COLUMNS if c.rsplit("_", 1)[0] == stem and c != column]
     return f", did you mean {close[0]} ({COLUMNS[close[0]].unit})?" if close else ""
+
+
+def in_memory(m: Measurements) -> np.ndarray:
+    """Which static batches [R] fit in memory: others ran in several rounds. All rows where model or GPU is not known, and of steps."""
+    fits = fits_beside_weights(m.setup.model, m.setup.gpu, m.setup.tp, m.batch * (m.isl + m.osl)) if m.phase == "end_to_end" else None
+    return np.ones(len(m), bool) if fits is None else fits
 
 
 def one_setup(measurements: Sequence[Measurements]) -> Setup:

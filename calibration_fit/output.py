@@ -12,7 +12,7 @@ import tomli_w
 
 from calibration_fit.checks import check_power, valid_range
 from calibration_fit.holdout import grouped_mape
-from calibration_fit.pipeline import SetupFit, TableFit
+from calibration_fit.results import SetupFit, TableFit
 from jaxserve.errors import InputError
 
 TABLES = ("prefill_time", "decode_time", "prefill_energy", "decode_energy")
@@ -120,11 +120,11 @@ def _quality(t: TableFit) -> dict[str, Any]:
 def _source_text(t: TableFit, note: str) -> str:
     r = t.result
     names = ", ".join(sorted({Path(s.path).name for s in r.rows.sources}))
-    kind = "static-batch end-to-end runs" if r.rows.end_to_end.all() else "steps"
     held = f", held-out {grouped_mape(t.held):.1f} %" if t.held else ""
     fixed = f"; held at 0: {', '.join(r.fixed)}" if r.fixed and not any(r.coefficients[k] for k in r.fixed) else ""
-    text = f"fitted by calibration_fit to {len(r.rows)} {kind} of {names}: MAPE {r.mape:.1f} %{held}{fixed}"
-    return text + (f"; {note}" if note else "")
+    text = f"fitted by calibration_fit to {len(r.rows)} {r.rows.kind} of {names}: MAPE {r.mape:.1f} %{held}{fixed}"
+    said = [*dict.fromkeys(s.note for s in r.rows.sources), note]
+    return "; ".join([text, *(part for part in said if part)])
 
 
 def _round(value: float, digits: int = 7) -> float:

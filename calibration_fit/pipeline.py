@@ -3,46 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from calibration_fit.checks import check_fit, rows_below_floor
-from calibration_fit.fit import FitResult, fit_all
+from calibration_fit.fit import fit_all
 from calibration_fit.forms import DECODE_ENERGY, DECODE_TIME, PREFILL_ENERGY, PREFILL_TIME, TWO_PIECE_DECODE_TIME, Form
-from calibration_fit.holdout import HoldOut, grouped_mape, hold_out
+from calibration_fit.holdout import grouped_mape, hold_out
+from calibration_fit.joint import fit_static_batches, only_static_batches
 from calibration_fit.losses import ROBUST_DELTA
 from calibration_fit.measurements import Measurements, Setup, one_setup
+from calibration_fit.results import SetupFit, TableFit
 from calibration_fit.rows import Rows, make_rows
-from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES, Bootstrap, Identifiability, bootstrap, identify
+from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES, bootstrap, identify
 from jaxserve.errors import InputError
 
 FEW_BATCHES = 6
 """With fewer different batch sizes the decode form's terms in B^2, and the context term that does not grow with B, are held at 0:
 there is nothing to tell them from. (The data's README reaches its end-to-end errors in the same way.)"""
+FEW_ROWS = 10
+"""The same holds with fewer rows."""
+HELD_OF_FEW = {"decode_time": {"alpha2": 0.0, "beta0": 0.0, "beta2": 0.0}, "decode_energy": {"e_dec_kv": 0.0}}
+"""What is held at 0 then; of energy, where all rows have one length, so that cached tokens go in step with requests."""
 PREFER_TWO_PIECE = 0.9
 """The two-piece form is taken when its held-out error is below this share of the study form's: it has two more coefficients."""
-
-
-@dataclass(frozen=True)
-class TableFit:
-    """One fitted table of a setup, with what is known of its error; `alternatives` holds the grouped held-out MAPE of each form tried."""
-
-    result: FitResult
-    held: dict[str, HoldOut]
-    intervals: Bootstrap
-    identifiability: Identifiability
-    warnings: tuple[str, ...]
-    alternatives: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class SetupFit:
-    """All tables fitted for one setup, by table name."""
-
-    setup: Setup
-    tables: dict[str, TableFit]
 
 
 def fit_setups(
@@ -58,16 +43,19 @@ def fit_setups(
     """Fit every table that the measurements of each setup bear on; all setups of a form in one solve.
 
     `groups` holds the measurements of one setup each; `decode_form` is auto, study or two_piece; `prefill` gives known prefill modules by
-    setup and table for end-to-end rows, where the setup's own prefill rows do not; `fixed` holds coefficients by table; `only` names the
-    tables to fit.
+    setup and table for end-to-end rows, where the setup's own prefill rows do not (with neither, both times are fitted to the sums);
+    `fixed` holds coefficients by table; `only` names the tables to fit.
     """
     setups = [one_setup(g) for g in groups]
     fixed = {k: dict(v) for k, v in (fixed or {}).items()}
     fitted: list[dict[str, TableFit]] = [{} for _ in groups]
+    for i, group in enumerate(groups):
+        if only is None and only_static_batches(group) and "prefill_time" not in (prefill or {}).get(setups[i], {}):
+            fitted[i] |= fit_static_batches(group, samples, delta)
     for form in (PREFILL_TIME, PREFILL_ENERGY, DECODE_TIME, DECODE_ENERGY):
         rows: dict[int, Rows] = {}
         for i, group in enumerate(groups):
-            if not _bears_on(group, form) or (only is not None and form.table not in only):
+            if form.table in fitted[i] or not _bears_on(group, form) or (only is not None and form.table not in only):
                 continue
             prefill_table = "prefill_time" if form.quantity == "time_s" else "prefill_energy"
             known = (prefill or {}).get(setups[i], {}).get(prefill_table)
@@ -79,10 +67,9 @@ def fit_setups(
             mine = [i for i, r in rows.items() if _few(r, form) == few]
             if not mine:
                 continue
-            hold = dict(fixed.get(form.table, {}))
+            hold = {**(HELD_OF_FEW[form.table] if few else {}), **fixed.get(form.table, {})}
             candidates = [form]
             if form is DECODE_TIME:
-                hold = {**({"alpha2": 0.0, "beta0": 0.0, "beta2": 0.0} if few else {}), **hold}
                 candidates = _decode_candidates(decode_form, few, hold)
             tables = _fit_tables([rows[i] for i in mine], candidates, hold, samples, delta)
             for i, table in zip(mine, tables, strict=True):
@@ -133,4 +120,6 @@ def _bears_on(group: Sequence[Measurements], form: Form) -> bool:
 
 
 def _few(rows: Rows, form: Form) -> bool:
-    return form is DECODE_TIME and len(np.unique(rows.batch)) < FEW_BATCHES
+    if form is DECODE_ENERGY:
+        return len(np.unique(rows.length)) == 1
+    return form is DECODE_TIME and (len(np.unique(rows.batch)) < FEW_BATCHES or len(rows) < FEW_ROWS)

@@ -15,7 +15,7 @@ from matplotlib.ticker import NullFormatter
 
 from calibration_fit.checks import valid_range
 from calibration_fit.holdout import grouped_mape, regions
-from calibration_fit.pipeline import SetupFit, TableFit
+from calibration_fit.results import SetupFit, TableFit
 
 SCALE = {"time_s": (1e3, "ms"), "energy_j": (1.0, "J")}
 
@@ -43,7 +43,7 @@ def _summary(fits: Sequence[SetupFit]) -> list[str]:
     """Errors of all tables; the held-out columns say what was left out together."""
     out = [
         "MAPE in percent. Held out: whole batch sizes, whole lengths, and both together (`grouped`), extrapolation included; `random` "
-        "leaves out single rows and is kind, since their neighbours stay.",
+        "leaves out single rows and is kind, since their neighbours stay. Of a request log, stretches of time are left out (`grouped`).",
         "",
         "| setup | table | form | rows | in sample | grouped | batch sizes | lengths | random rows | one by one |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -72,7 +72,7 @@ def _words(t: TableFit) -> list[str]:
     out = [f"Valid range: {limits}.", "", *(f"- {s}" for s in t.identifiability.sentences), *(f"- **Warning:** {w}" for w in t.warnings)]
     if len(t.alternatives) > 1:
         out.append("- Forms by grouped held-out MAPE: " + ", ".join(f"{k} {v:.2f} %" for k, v in t.alternatives.items()) + ".")
-    held = next((t.held[k] for k in ("batch", "length", "one", "random") if k in t.held), None)
+    held = next((t.held[k] for k in ("batch", "length", "time", "one", "random") if k in t.held), None)
     if held is not None:
         out += ["", f"Held out by {held.scheme}, by region:", "", "| batch | length | rows | MAPE % |", "|---|---|---|---|"]
         out += [f"| {b} | {n} | {count} | {error:.2f} |" for b, n, count, error in regions(held)]
@@ -109,7 +109,8 @@ def _curves_figure(fit: SetupFit) -> Figure:
         length = np.minimum(n, 1024.0)
         time_s = np.asarray(prefill.result.module(n, n / length, n * length))
         rows = prefill.result.rows
-        axes[0, 0].plot(rows.inputs[0, :, 0], rows.measured * 1e3, ".", ms=3, color="0.7", label="measured")
+        one = (rows.term_weight.sum(axis=1) == 1) & ~rows.end_to_end
+        axes[0, 0].plot(rows.inputs[0, one, 0], rows.measured[one] * 1e3, ".", ms=3, color="0.7", label="measured")
         axes[0, 0].plot(n, time_s * 1e3, label="fit, prompts of 1024")
         energy = fit.tables.get("prefill_energy")
         if energy is not None:

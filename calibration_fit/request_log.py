@@ -3,69 +3,36 @@
 python -m calibration_fit.request_log LOG --where gpu=RTX4090 --setup Llama-3.1-8B,1,RTX4090 --energy-from NAME_OR_FILE --out FILE
 
 A log holds no power: the energy tables come from another file and are marked as extrapolated. How well the fitted file predicts the log
-is for `jaxserve validate` to say.
+is for `jaxserve validate` to say. A log without queue_wait_s is fitted to the requests that cannot have waited for room.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from calibration_fit.forms import DECODE_TIME
 from calibration_fit.log_fit import TOKEN_BUDGET, LogFit, fit_log
 from calibration_fit.measurements import Setup, Source
-from calibration_fit.output import write_coefficients
+from calibration_fit.output import Borrowed, coefficients_table, write_coefficients
+from calibration_fit.report import write_report
+from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES
 from jaxserve.errors import InputError
 from jaxserve.perf.coefficients import Coefficients, load_coefficients, parse_coefficients
 from jaxserve.perf.request_log import parse_log, parse_where
 
 
-def coefficients_of(found: LogFit, setup: Setup, source: Source, energy: Coefficients, energy_name: str, note: str = "") -> dict[str, Any]:
+def coefficients_of(found: LogFit, energy: Coefficients, energy_name: str, note: str = "") -> dict[str, Any]:
     """A coefficients file's contents: fitted step times, the energy tables of `energy`."""
-
-    def rounded(values: dict[str, float]) -> dict[str, float]:
-        return {k: float(f"{v:.7g}") for k, v in values.items()}
-
-    name = Path(source.path).name
-    held = f"; held at 0: {', '.join(found.decode_held)}" if found.decode_held else ""
-    at = f" ({note})" if note else ""
-    groups = len(found.prefill.rows)
-    texts = {
-        "prefill_time": f"fitted by calibration_fit to {groups} runs of prefill in the request log {name}{at}: "
-        f"MAPE {found.prefill.mape:.1f} %",
-        "decode_time": f"fitted by calibration_fit to the tokens of {found.fitted} requests in the request log {name}{at}: "
-        f"MAPE {found.decode_mape:.1f} %, in held-out blocks of time {found.decode_held_out:.1f} %{held}",
-    }
-    borrowed = f"no energy in the log: taken from {energy_name} ({energy.setup.model} TP{energy.setup.tp} {energy.setup.gpu})"
-    table = energy.model_dump(mode="json", include={"prefill_energy", "decode_energy", "power"})
-    sources: list[dict[str, Any]] = [{"table": t, "text": text} for t, text in texts.items()]
-    sources += [{"table": t, "text": borrowed, "extrapolated": True} for t in table]
-    return {
-        "schema_version": 1,
-        "setup": {"model": setup.model, "tp": setup.tp, "gpu": setup.gpu},
-        "prefill_time": rounded(found.prefill.coefficients),
-        "decode_time": {"form": "study", **rounded(dict(zip(DECODE_TIME.coefficients, found.decode.tolist(), strict=True)))},
-        **table,
-        "source": sources,
-        "valid_range": found.ranges,
-        "fit": {
-            "date": date.today().isoformat(),
-            "warnings": list(found.warnings),
-            "files": [{"path": name, "sha256": source.sha256}],
-            "prefill_time": {"rows": groups, "mape_in_sample_percent": round(found.prefill.mape, 3)},
-            "decode_time": {
-                "rows": found.fitted,
-                "mape_in_sample_percent": round(found.decode_mape, 3),
-                "mape_held_out_percent": round(found.decode_held_out, 3),
-            },
-        },
-    }
+    text = f"no energy in the log: taken from {energy_name} ({energy.setup.model} TP{energy.setup.tp} {energy.setup.gpu})"
+    known = energy.model_dump(mode="json", include={"prefill_energy", "decode_energy", "power"})
+    borrowed = {table: Borrowed(values, text) for table, values in known.items()}
+    notes = dict.fromkeys(found.fit.tables, "; ".join(part for part in (note, found.waits) if part))
+    return coefficients_table(found.fit, borrowed=borrowed, notes=notes, power=borrowed["power"])
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -73,16 +40,18 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    log: Annotated[Path, typer.Argument(help="CSV log, a row a request; columns as for `jaxserve validate`, queue_wait_s among them.")],
+    log: Annotated[Path, typer.Argument(help="CSV log, a row a request; columns as for `jaxserve validate`.")],
     setup: Annotated[str, typer.Option(help="MODEL,TP,GPU: what the log was measured on.")],
     out: Annotated[Path, typer.Option(help="Coefficients file to write.")],
     energy_from: Annotated[str, typer.Option(help="Coefficients (shipped name or file) to take the energy tables from.")],
+    report: Annotated[Path | None, typer.Option(help="Folder for the report (Markdown and figures).")] = None,
     where: Annotated[list[str] | None, typer.Option(help="Keep rows with COLUMN=VALUE; may be repeated.")] = None,
     share: Annotated[
         float, typer.Option(help="Fit to this share of the requests, those that arrive first; the rest is for validation.")
     ] = 1.0,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Token budget of a prefill step.")] = TOKEN_BUDGET,
     ttft_from: Annotated[str, typer.Option(help="What the log's TTFT counts from: arrival, queued or admitted.")] = "arrival",
+    samples: Annotated[int, typer.Option(help="Bootstrap resamples.", min=20)] = BOOTSTRAP_SAMPLES,
 ) -> None:
     """Fit prefill and decode step times to a server's request log."""
     try:
@@ -97,19 +66,20 @@ def main(
         read = parse_log(lines, str(log), parse_where(where or []), ttft_from)
         energy = load_coefficients(energy_from)
         counted = np.arange(len(read)) < round(share * len(read))
-        found = fit_log(read, named, source, fit=counted, budget=max_num_batched_tokens)
+        found = fit_log(read, named, source, fit=counted, budget=max_num_batched_tokens, samples=samples)
         until = f"the first {counted.sum()} of {len(read)} requests, up to {read.arrival_s[counted][-1]:g} s" if share < 1 else ""
-        table = coefficients_of(found, named, source, energy, energy_from, until)
+        table = coefficients_of(found, energy, energy_from, until)
         parse_coefficients(table, str(out))
         write_coefficients(out, table)
+        page = write_report(report, [found.fit]) if report is not None else None
     except InputError as error:
         print(f"calibration_fit.request_log: {' '.join(str(error).split())}", file=sys.stderr)
         raise typer.Exit(2) from None
-    for source_row in table["source"][:2]:
-        print(f"{source_row['table']}: {source_row['text']}")
-    for sentence in found.warnings:
-        print(f"warning: {sentence}")
-    print(f"wrote {out}; see what it predicts with: jaxserve validate {log} --coefficients {out}")
+    for row in table["source"][:2]:
+        print(f"{row['table']}: {row['text']}")
+        for sentence in (*table["fit"][row["table"]]["identifiability"], *table["fit"][row["table"]].get("warnings", ())):
+            print(f"  {sentence}")
+    print(f"wrote {out}" + (f" and {page}" if page else "") + f"; what it predicts: jaxserve validate {log} --coefficients {out}")
 
 
 def _setup(text: str) -> Setup:

@@ -21,6 +21,7 @@ class Rows:
 
     `inputs` [I, R, T], `term_weight` [R, T], `offset`, `measured` [R]. A step has one term. A static batch has the first and the last
     of its decode steps, each standing for half of them: the forms are linear in the context, so this is the sum over all steps.
+    `kind` says in words what a row is.
     """
 
     setup: Setup
@@ -34,6 +35,7 @@ class Rows:
     offset: np.ndarray
     measured: np.ndarray
     end_to_end: np.ndarray
+    kind: str = "steps"
 
     def __len__(self) -> int:
         return len(self.measured)
@@ -59,20 +61,25 @@ def make_rows(measurements: Sequence[Measurements], form: Form, prefill: Callabl
         elif len(use) and m.phase == "end_to_end" and wanted == "decode":
             if prefill is None:
                 raise InputError(
-                    f"{m.source.path}: row {m.row[0]}: end-to-end rows need prefill coefficients (fitted from prefill rows, or from a "
-                    "coefficients file given with --base): the sum alone cannot tell prefill from decode."
+                    f"{m.source.path}: row {m.row[0]}: end-to-end rows need {form.table.replace('decode', 'prefill')} (fitted from prefill "
+                    "rows, or from a coefficients file given with --base): this sum alone cannot tell prefill from decode."
                 )
             parts.append(_end_to_end_rows(use, form, prefill))
     name = measurements[0].source.path
     if not parts:
         raise InputError(f"{name}: no {wanted} row of {setup} with {form.quantity}: {form.table} cannot be fitted.")
+    return concatenated(parts)
+
+
+def concatenated(parts: Sequence[Rows]) -> Rows:
+    """The rows of all parts, which are of one setup."""
     terms = max(p.inputs.shape[2] for p in parts)
 
     def joined(name: str) -> np.ndarray:
         return np.concatenate([getattr(p, name) for p in parts])
 
     return Rows(
-        setup,
+        parts[0].setup,
         tuple(dict.fromkeys(s for p in parts for s in p.sources)),
         joined("file"),
         joined("row"),
@@ -83,6 +90,7 @@ def make_rows(measurements: Sequence[Measurements], form: Form, prefill: Callabl
         joined("offset"),
         joined("measured"),
         joined("end_to_end"),
+        " and ".join(dict.fromkeys(p.kind for p in parts)),
     )
 
 
@@ -95,9 +103,9 @@ def check_rows(rows: Rows, form: Form, free: int) -> None:
         )
     if len(np.unique(rows.measured)) == 1:
         raise InputError(f"{where}: {form.quantity} of {rows.setup} is constant ({rows.measured[0]:g}): nothing can be fitted to it.")
-    if form.table.startswith("decode") and len(np.unique(rows.batch)) == 1:
+    if not form.table.startswith("prefill") and len(np.unique(rows.batch)) == 1:
         raise InputError(
-            f"{where}: decode rows of {rows.setup} hold one batch size only ({rows.batch[0]:g}): "
+            f"{where}: {form.table} rows of {rows.setup} hold one batch size only ({rows.batch[0]:g}): "
             "its effect cannot be fitted; add other batch sizes."
         )
     if form.table.startswith("prefill") and len(np.unique(rows.inputs[0])) < 4:
@@ -109,20 +117,23 @@ def check_rows(rows: Rows, form: Form, free: int) -> None:
 
 def _step_rows(m: Measurements, form: Form) -> Rows:
     inputs = np.stack([getattr(m, name) for name in form.inputs])[:, :, None]
-    return _rows(m, inputs, np.ones((len(m), 1)), np.zeros(len(m)), getattr(m, form.quantity), False)
+    return rows_of(m, inputs, np.ones((len(m), 1)), np.zeros(len(m)), getattr(m, form.quantity), False)
 
 
 def _end_to_end_rows(m: Measurements, form: Form, prefill: Callable[..., np.ndarray]) -> Rows:
-    """Static batches: prefill is known; osl - 1 decode steps follow, at contexts isl + 1 to isl + osl - 1 (engine contract, step 4)."""
+    """Static batches whose prefill is known."""
     m = m.select(m.osl >= 2)
-    first, last = m.isl + 1.0, m.isl + m.osl - 1.0
-    inputs = {
-        "batch": np.stack([m.batch, m.batch], axis=1),
-        "cached_tokens": np.stack([m.batch * first, m.batch * last], axis=1),
-    }
-    half = np.repeat(((m.osl - 1.0) / 2.0)[:, None], 2, axis=1)
+    inputs, weight = decode_terms(m)
     offset = np.array([prefill_total(prefill, b, n, form.quantity) for b, n in zip(m.batch, m.isl, strict=True)])
-    return _rows(m, np.stack([inputs[name] for name in form.inputs]), half, offset, getattr(m, form.quantity), True)
+    return rows_of(m, inputs, weight, offset, getattr(m, form.quantity), True)
+
+
+def decode_terms(m: Measurements) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs [2, R, 2] (B, K) and weights [R, 2] of the decode steps of static batches: osl - 1 of them, at contexts isl + 1 to
+    isl + osl - 1 (engine contract, step 4)."""
+    batch = np.repeat(m.batch[:, None], 2, axis=1)
+    context = np.stack([m.isl + 1.0, m.isl + m.osl - 1.0], axis=1)
+    return np.stack([batch, batch * context]), np.repeat(((m.osl - 1.0) / 2.0)[:, None], 2, axis=1)
 
 
 def prefill_total(prefill: Callable[..., np.ndarray], batch: float, isl: float, quantity: str) -> float:
@@ -148,10 +159,28 @@ def prefill_steps(lengths: Sequence[int], budget: int = PREFILL_STEP_TOKENS) -> 
     return steps + ([(n, pieces, sum_sq)] if n else [])
 
 
-def _rows(m: Measurements, inputs: np.ndarray, weight: np.ndarray, offset: np.ndarray, measured: np.ndarray, end_to_end: bool) -> Rows:
+def prefill_terms(packed: Sequence[Sequence[tuple[int, int, int]]]) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs [3, R, T] (N, B, S2) and weights [R, T] of R runs of prefill steps, full steps of one run being one term of their mean.
+
+    Prefill is linear in B and S2, so that is their sum. Padding repeats the last term, with no weight.
+    """
+    runs = []
+    for steps in packed:
+        table = np.array(steps, float)
+        tokens, count = np.unique(table[:, 0], return_counts=True)
+        means = np.array([table[table[:, 0] == n].mean(axis=0) for n in tokens])
+        runs.append((means, count.astype(float)))
+    terms = max(len(count) for _, count in runs)
+    inputs = np.stack([np.pad(means, ((0, terms - len(means)), (0, 0)), mode="edge").T for means, _ in runs], axis=1)
+    return inputs, np.stack([np.pad(count, (0, terms - len(count))) for _, count in runs])
+
+
+def rows_of(m: Measurements, inputs: np.ndarray, weight: np.ndarray, offset: np.ndarray, measured: np.ndarray, end_to_end: bool) -> Rows:
+    """Rows of given terms; see `Rows`."""
     # The row's length is what hold-out groups by; for a static batch that is the prompt's.
     file = np.full(len(m), m.source.path, dtype=object)
-    return Rows(m.setup, (m.source,), file, m.row, m.batch, m.length, inputs, weight, offset, measured, np.full(len(m), end_to_end))
+    kind = "static-batch end-to-end runs" if end_to_end else "steps"
+    return Rows(m.setup, (m.source,), file, m.row, m.batch, m.length, inputs, weight, offset, measured, np.full(len(m), end_to_end), kind)
 
 
 def _pad_terms(x: np.ndarray, terms: int) -> np.ndarray:

@@ -56,6 +56,6 @@ def unconstrain(theta: np.ndarray, bounds: tuple[Bound, ...], low: np.ndarray, h
             case Bound.NONNEGATIVE:
                 raw[..., j] = np.sqrt(np.maximum((theta[..., j] - low[..., j]) / room, inside**2))
             case Bound.INTERVAL:
-                share = (theta[..., j] - low[..., j]) / np.maximum(high[..., j] - low[..., j], 1e-300)
+                share = (theta[..., j] - low[..., j]) / np.where(high[..., j] > low[..., j], high[..., j] - low[..., j], np.inf)
                 raw[..., j] = np.arcsin(np.sqrt(np.clip(share, inside, 1 - inside)))
     return raw

@@ -16,6 +16,8 @@ BOOTSTRAP_SAMPLES = 200
 LOOSE_SHARE = 0.5
 """A coefficient whose standard error exceeds this share of its value is called loose: its size, even its sign, is open."""
 
+PINNED = "Every coefficient is pinned down by these data."
+
 
 @dataclass(frozen=True)
 class Bootstrap:
@@ -58,8 +60,7 @@ def bootstrap(results: Sequence[FitResult], samples: int = BOOTSTRAP_SAMPLES, le
     measured = np.ones((len(setup), n))
     for p, r in enumerate(results):
         error = np.clip((r.rows.measured / r.predicted - 1.0) / np.sqrt(1.0 - _leverage(r)), -0.9, 9.0)
-        # Student's t over the normal at 95 % (its first Cornish-Fisher term): the spread is itself estimated from few rows.
-        error *= 1.0 + (1.96**2 + 1.0) / (4.0 * max(len(r.rows) - len(r.theta), 1))
+        error *= small_sample(len(r.rows) - len(r.theta))
         drawn = rng.choice(error - error.mean(), (samples, len(r.rows)))
         measured[setup == p, : len(r.rows)] = r.predicted * (1.0 + drawn)
     near = np.stack([r.theta for r in results])[setup]
@@ -73,21 +74,36 @@ def bootstrap(results: Sequence[FitResult], samples: int = BOOTSTRAP_SAMPLES, le
     return out
 
 
-def identify(result: FitResult) -> Identifiability:
-    """Standard errors and weak directions from the Hessian of the loss at the optimum (Gauss-Newton part, so never negative)."""
-    names = tuple(k for k in result.form.coefficients if k not in result.fixed)
-    index = [result.form.coefficients.index(k) for k in names]
-    jacobian = _jacobian(result)[:, index]
-    scale = _scale(result)[index]
+def small_sample(free: int) -> float:
+    """Student's t over the normal at 95 % (its first Cornish-Fisher term): a spread is itself estimated, from `free` + 1 values."""
+    return 1.0 + (1.96**2 + 1.0) / (4.0 * max(free, 1))
+
+
+def identify(result: FitResult, block: np.ndarray | None = None) -> Identifiability:
+    """Standard errors and weak directions from the Hessian of the loss at the optimum; rows of one `block` [R] err together."""
     residual = result.predicted / result.rows.measured - 1.0
-    curvature = np.asarray(jax.vmap(jax.grad(jax.grad(lambda r: pseudo_huber(r, result.delta))))(jnp.asarray(residual)))
-    scaled = jacobian * scale
+    return curvature(result, sensitivity(result), residual, _scale(result), np.arange(len(residual)) if block is None else block)
+
+
+def curvature(result: FitResult, slopes: np.ndarray, residual: np.ndarray, scale: np.ndarray, block: np.ndarray) -> Identifiability:
+    """`identify` for given relative errors [R], their derivatives by the free coefficients [R, C'], the sizes of these [C'], and what errs
+    together [R].
+
+    The Hessian is its Gauss-Newton part, so never negative.
+    """
+    index = free_places(result)
+    names = tuple(result.form.coefficients[j] for j in index)
+    bend = np.asarray(jax.vmap(jax.grad(jax.grad(lambda r: pseudo_huber(r, result.delta))))(jnp.asarray(residual)))
+    scaled = slopes * scale
     n, c = scaled.shape
-    hessian = (scaled * curvature[:, None]).T @ scaled / n
+    hessian = (scaled * bend[:, None]).T @ scaled / n
     values, vectors = np.linalg.eigh(hessian)
-    # Sandwich variance of a robust estimate (Huber 1967): H^-1 (J' psi^2 J) H^-1, on a spectrum cut where it is only rounding.
+    # Sandwich variance of a robust estimate (Huber 1967): H^-1 (sum of psi J over a block, squared) H^-1, on a spectrum cut where it is
+    # only rounding. Rows that err together enter as their sum (Liang & Zeger 1986).
     slope = np.asarray(jax.vmap(jax.grad(lambda r: pseudo_huber(r, result.delta)))(jnp.asarray(residual)))
-    meat = (scaled * (slope**2)[:, None]).T @ scaled / n
+    score = np.zeros((int(block.max()) + 1, c))
+    np.add.at(score, block, scaled * slope[:, None])
+    meat = score.T @ score / n
     usable = np.maximum(values, 1e-14 * values.max())
     inverse = (vectors / usable) @ vectors.T
     covariance = inverse @ meat @ inverse / max(n - c, 1)
@@ -95,6 +111,22 @@ def identify(result: FitResult) -> Identifiability:
     theta = result.theta[index]
     sentences = _words(result, names, theta, error, values, vectors)
     return Identifiability(names, values[::-1], error, sentences)
+
+
+def classical_covariance(result: FitResult) -> np.ndarray:
+    """Covariance [C', C'] of the free coefficients if errors are alike and independent (Huber 1981, section 7.6).
+
+    Unlike the sandwich in `curvature` it is large along a direction that the rows do not see at all.
+    """
+    scale = _scale(result)
+    scaled = sensitivity(result) * scale
+    residual = jnp.asarray(result.predicted / result.rows.measured - 1.0)
+    slope = np.asarray(jax.vmap(jax.grad(lambda r: pseudo_huber(r, result.delta)))(residual))
+    bend = np.asarray(jax.vmap(jax.grad(jax.grad(lambda r: pseudo_huber(r, result.delta))))(residual))
+    values, vectors = np.linalg.eigh(scaled.T @ scaled)
+    inverse = (vectors / np.maximum(values, 1e-14 * values.max())) @ vectors.T
+    variance = (slope**2).sum() / max(len(residual) - len(scale), 1) / bend.mean() ** 2
+    return variance * inverse * np.outer(scale, scale)
 
 
 def _words(result, names, theta, error, values, vectors) -> tuple[str, ...]:
@@ -118,33 +150,36 @@ def _words(result, names, theta, error, values, vectors) -> tuple[str, ...]:
             "the best known direction."
         )
     if not out:
-        out.append("Every coefficient is pinned down by these data.")
+        out.append(PINNED)
     return tuple(out)
 
 
-def _jacobian(result: FitResult) -> np.ndarray:
-    """d(predicted / measured) / d(theta), [R, C]."""
+def sensitivity(result: FitResult) -> np.ndarray:
+    """d(predicted / measured) / d(free coefficients), [R, C']."""
     rows = result.rows
 
     def predict(theta):
         return jnp.sum(rows.term_weight * result.form.build(theta)(*rows.inputs), axis=1) / rows.measured
 
-    return np.asarray(jax.jacfwd(predict)(jnp.asarray(result.theta)))
+    return np.asarray(jax.jacfwd(predict)(jnp.asarray(result.theta)))[:, free_places(result)]
+
+
+def free_places(result: FitResult) -> list[int]:
+    """Places of the coefficients that are not held."""
+    return [j for j, k in enumerate(result.form.coefficients) if k not in result.fixed]
 
 
 def _scale(result: FitResult) -> np.ndarray:
-    """Size of each coefficient that matters: what it would be alone, the knee's own value."""
+    """Size of each free coefficient [C'] that matters: what it would be alone, the knee's own value."""
     scale = coefficient_scale(result.form, result.rows)
     if result.form.knee is not None:
         j = result.form.coefficients.index(result.form.knee)
         scale[j] = max(abs(result.theta[j]), 1.0)
-    return scale
+    return scale[free_places(result)]
 
 
 def _leverage(result: FitResult) -> np.ndarray:
-    """Share [R] of each row in its own prediction: the diagonal of the hat matrix of the scaled Jacobian."""
-    free = [j for j, k in enumerate(result.form.coefficients) if k not in result.fixed]
-    scaled = _jacobian(result)[:, free] * _scale(result)[free]
-    left, size, _ = np.linalg.svd(scaled, full_matrices=False)
+    """Share [R] of each row in its own prediction: the diagonal of the hat matrix of the scaled sensitivities."""
+    left, size, _ = np.linalg.svd(sensitivity(result) * _scale(result), full_matrices=False)
     used = left[:, size > 1e-10 * size.max()]
     return np.clip((used**2).sum(axis=1), 0.0, 0.9)

@@ -1,14 +1,20 @@
 """Shared by the calibration tests: where the measured data lie, synthetic tables, and an independent global least-squares solution."""
 
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.optimize import least_squares
 
+import tests.oracle.engine as oracle
 from calibration_fit.measurements import Measurements, Source, from_table
+from jaxserve.perf.coefficients import Coefficients
 from jaxserve.perf.latency import DecodeTime, PrefillTime
+from tests.oracle.records import Request
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "calibration"
 
@@ -66,3 +72,44 @@ def scipy_solution(design: np.ndarray, measured: np.ndarray, lower: np.ndarray, 
         max_nfev=2000,
     )
     return found.x / scale, found.cost / len(a)
+
+
+def oracle_log(
+    path: Path,
+    c: Coefficients,
+    limits: Mapping[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    n: int,
+    rate: float,
+    noise: float = 0.0,
+    waits: bool = True,
+    seed: int = 0,
+) -> Path:
+    """A request log of the reference engine: `n` Poisson arrivals at `rate` a second; each step lasts its time with relative `noise`."""
+    rng = np.random.default_rng(seed)
+    for name in ("t_pre", "t_dec"):
+        exact = getattr(oracle, name)
+        monkeypatch.setattr(oracle, name, lambda *a, exact=exact: exact(*a) * float(np.exp(noise * rng.standard_normal())))
+    times = {"t_pre": c.prefill_time.model_dump(), "t_dec": c.decode_time.model_dump()}
+    energies = {"e_pre": c.prefill_energy.model_dump(), "e_dec": c.decode_energy.model_dump()}
+    engine = oracle.Engine(SimpleNamespace(batching="prefill_first", **times, **energies, **limits))  # type: ignore[arg-type]
+    arrival = np.cumsum(rng.exponential(1 / rate, n)).tolist()
+    lengths = zip(rng.integers(20, 1200, n).tolist(), rng.integers(1, 250, n).tolist(), strict=True)
+    requests = [Request(i, 0, a, isl, osl, dc_arrival_s=a) for i, (a, (isl, osl)) in enumerate(zip(arrival, lengths, strict=True))]
+    coming, clock = deque(requests), 0.0
+    while True:
+        while coming and coming[0].arrival_s <= clock:
+            engine.waiting.append(coming.popleft())
+        end = engine.iterate(clock)
+        if end is None and not coming:
+            break
+        clock = coming[0].arrival_s if end is None else end
+    monkeypatch.undo()
+    rows = []
+    for r in requests:
+        tpot = (r.finish_s - r.token_s[0]) / max(r.osl - 1, 1)
+        row = f"{r.arrival_s:.6f},{r.isl},{r.osl},{r.token_s[0] - r.arrival_s:.6f},{tpot:.9f}"
+        rows.append(row + (f",{r.admit_s - r.arrival_s:.6f}" if waits else ""))
+    path.write_text("\n".join(["arrival_s,isl,osl,ttft_s,tpot_s" + (",queue_wait_s" if waits else ""), *rows]) + "\n")
+    return path

@@ -117,7 +117,7 @@ def test_one_token_count_is_refused():
 
 def test_end_to_end_without_prefill_says_why(tmp_path: Path):
     path = written(tmp_path, ["m,1,A100,end_to_end,4,128,64,1.0"], "model,tp,gpu,phase,batch,isl,osl,time_s")
-    with pytest.raises(InputError, match="need prefill coefficients"):
+    with pytest.raises(InputError, match="need prefill_time"):
         make_rows(read_measurements(path), DECODE_TIME)
 
 

@@ -20,15 +20,15 @@ def test_llama_decode_energy_on_a100():
 
 
 def test_llama_decode_energy_on_h100():
-    result = fit([pub.mlenergy_decode_energy(DATA, "Llama-3.1-8B", 1, "v3")], DECODE_ENERGY, fixed=NO_CACHE_TERM)
+    result = fit([pub.mlenergy_v3(DATA)], DECODE_ENERGY, fixed=NO_CACHE_TERM)
     assert result.coefficients["e_dec0"] == pytest.approx(3.16, rel=0.03)
     assert result.coefficients["e_dec_req"] == pytest.approx(0.0665, rel=0.03)
 
 
 def test_run_average_power_gives_nearly_the_same_decode_energy():
-    m = pub.anl_power(DATA)
-    result = fit([m], DECODE_ENERGY, prefill=PrefillEnergy(0.0, 25.1e-3, 0.0), fixed=NO_CACHE_TERM)
-    assert len(m) == 8
+    found = pub.anl_power(DATA)
+    result = fit(found, DECODE_ENERGY, prefill=PrefillEnergy(0.0, 25.1e-3, 0.0), fixed=NO_CACHE_TERM)
+    assert len(result.rows) == 8
     assert result.mape < 5.0
     assert result.coefficients["e_dec0"] == pytest.approx(3.2, rel=0.05)
 
