@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -9,8 +10,11 @@ import numpy as np
 from calibration_fit.fit import FitResult
 from calibration_fit.hardware import floor_s, known_gpu
 from calibration_fit.rows import Rows
+from jaxserve.perf.coefficients import Coefficients
 
 GRID = 25
+POWER_MARGIN = 1.1
+"""Power beyond the board's by less than the errors of two fits, and what boards overshoot, is not worth naming."""
 FALL = 1e-3
 """A fall below this share of the value is not worth naming."""
 
@@ -69,22 +73,49 @@ def check_fit(result: FitResult) -> list[str]:
     return out
 
 
-def check_power(gpu: str, tp: int, time: FitResult, energy: FitResult) -> list[str]:
-    """Whether step energy over step time asks more of a GPU than its board power, over the decode range both were fitted on."""
-    limits = [valid_range(r.rows, "decode_time") for r in (time, energy)]
-    low, high = (max(x["batch"][0] for x in limits), min(x["batch"][1] for x in limits))
-    shortest, longest = (max(x["mean_ctx"][0] for x in limits), min(x["mean_ctx"][1] for x in limits))
-    board = known_gpu(gpu)
-    if board is None or low >= high or shortest > longest:
+def check_power(c: Coefficients) -> list[str]:
+    """Whether step energy over step time asks clearly more of a GPU than its board power, over the range in which the times hold.
+
+    Tables that were borrowed are checked as well: what is extrapolated has no other witness.
+    """
+    board = known_gpu(c.setup.gpu)
+    if board is None:
         return []
-    batch, context = np.meshgrid(np.linspace(low, high, GRID), np.linspace(shortest, longest, GRID))
-    power = np.asarray(energy.module(batch, batch * context)) / np.asarray(time.module(batch, batch * context)) / tp
-    worst = np.unravel_index(np.argmax(power), power.shape)
-    if power[worst] <= board.power_w:
+    out = []
+    if (limits := _shared(c, "prefill_time", "prefill_energy", ("n_tokens", "seq_len"))) is not None:
+        tokens, length = (x.ravel() for x in np.meshgrid(*(np.linspace(*x, GRID) for x in limits)))
+        tokens, length = tokens[tokens >= length], length[tokens >= length]
+        square = tokens * length  # whole prompts of one length
+        power = np.asarray(c.prefill_energy_model()(tokens, square)) / np.asarray(c.prefill_time_model()(tokens, tokens / length, square))
+        out += _over("prefill", power / c.setup.tp, board.power_w, lambda i: f"{tokens[i]:.0f} tokens")
+    if (limits := _shared(c, "decode_time", "decode_energy", ("batch", "mean_ctx", "cached_tokens"))) is not None:
+        batch, context = (x.ravel() for x in np.meshgrid(*(np.linspace(*x, GRID) for x in limits[:2])))
+        held = batch * context <= limits[2][1]
+        batch, context = batch[held], context[held]
+        power = np.asarray(c.decode_energy_model()(batch, batch * context)) / np.asarray(c.decode_time_model()(batch, batch * context))
+        out += _over("decode", power / c.setup.tp, board.power_w, lambda i: f"B = {batch[i]:.0f}, context {context[i]:.0f}")
+    return out
+
+
+def _shared(c: Coefficients, time: str, energy: str, names: tuple[str, ...]) -> list[tuple[float, float]] | None:
+    """[least, greatest] of each quantity that both tables (or the times alone, where the energy has no range) were measured in."""
+    spans = []
+    for name in names:
+        found = [getattr(c.valid_range[table], name) for table in (time, energy) if table in c.valid_range]
+        if time not in c.valid_range or any(span is None for span in found):
+            return None
+        spans.append((max(span[0] for span in found), min(span[1] for span in found)))
+    return spans if all(low <= high for low, high in spans) else None
+
+
+def _over(phase: str, power: np.ndarray, board_w: float, where: Callable[[int], str]) -> list[str]:
+    """The sentence on the greatest `power` [...], if that is beyond the board's."""
+    if not power.size or power.max() <= POWER_MARGIN * board_w:
         return []
+    worst = int(np.argmax(power))
     return [
-        f"decode power: energy over time is {power[worst]:.0f} W a GPU at B = {batch[worst]:.0f}, context {context[worst]:.0f}, above the "
-        f"{board.power_w:.0f} W of the board: the two were not measured together, or a form does not hold there."
+        f"{phase} power: energy over time is {power[worst]:.0f} W a GPU at {where(worst)}, above the {board_w:.0f} W of the board: "
+        "the two were not measured together, or a form does not hold there."
     ]
 
 

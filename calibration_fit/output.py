@@ -14,6 +14,7 @@ from calibration_fit.checks import check_power, valid_range
 from calibration_fit.holdout import grouped_mape
 from calibration_fit.results import SetupFit, TableFit
 from jaxserve.errors import InputError
+from jaxserve.perf.coefficients import parse_coefficients
 
 TABLES = ("prefill_time", "decode_time", "prefill_energy", "decode_energy")
 VERSION = "0.1.0"
@@ -75,10 +76,8 @@ def coefficients_table(
         "files": [{"path": Path(p).name, "sha256": h} for p, h in sorted(files.items())],
         **quality,
     }
-    if "decode_time" in fit.tables and "decode_energy" in fit.tables:
-        power_words = check_power(fit.setup.gpu, fit.setup.tp, fit.tables["decode_time"].result, fit.tables["decode_energy"].result)
-        if power_words:
-            out["fit"]["warnings"] = power_words
+    if power_words := check_power(parse_coefficients(out, str(fit.setup))):
+        out["fit"]["warnings"] = power_words
     return out
 
 

@@ -39,7 +39,7 @@ def prefill_energy_a100(key: Key, h200: Mapping[Key, Mapping[str, TableFit]], pr
     The H200 energies of Mixtral are unreliable (the data's README), so for it the measured power of another model, times fitted time.
     """
     if key[0] == "Mixtral-8x7B":
-        per_token_s = prefill.result.coefficients["tok_slope_above"]
+        per_token_s = _least_s_per_token(prefill)
         text = f"extrapolated: {A100_PREFILL_W:.0f} W a GPU (Wilkins, another model) x {key[1]} GPUs x {1e6 * per_token_s:.2f} us a token"
         return _per_token(A100_PREFILL_W * key[1] * per_token_s, text)
     n = 1024.0
@@ -57,9 +57,9 @@ def prefill_energy_a100(key: Key, h200: Mapping[Key, Mapping[str, TableFit]], pr
 
 def prefill_energy_h100(key: Key, prefill: TableFit) -> Borrowed:
     """The power that an H100 is assumed to draw in prefill, times fitted time."""
-    per_token_j = H100_PREFILL_W * key[1] * prefill.result.coefficients["tok_slope_above"]
+    per_token_j = H100_PREFILL_W * key[1] * _least_s_per_token(prefill)
     gpus = "" if key[1] == 1 else f" x {key[1]} GPUs"
-    text = f"extrapolated: {H100_PREFILL_W:.0f} W, the A100's share of board power in prefill,{gpus} x the fitted time of a token"
+    text = f"extrapolated: {H100_PREFILL_W:.0f} W, the A100's share of board power in prefill,{gpus} x the least fitted time of a token"
     return _per_token(per_token_j, text)
 
 
@@ -76,6 +76,11 @@ def decode_energy(key: Key, gpu: str, h200: Mapping[Key, Mapping[str, TableFit]]
     shown = " / ".join(f"{r:.2f}" for r in ratio)
     text = f"extrapolated: Llama-3.1-8B TP1 on {gpu} x {shown} at B = 1 / 32 / 64, the ratios of composed energies on H200, "
     return Borrowed(values, text + "refitted to a line")
+
+
+def _least_s_per_token(prefill: TableFit) -> float:
+    """Seconds a token of the measured step that takes the fewest: at the power assumed there, no step draws more than that."""
+    return float((prefill.result.predicted / prefill.result.rows.inputs[0, :, 0]).min())
 
 
 def _per_token(joules: float, text: str, extrapolated: bool = True) -> Borrowed:

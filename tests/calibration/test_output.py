@@ -1,5 +1,6 @@
 """The command, the file it writes, the report, and the physical checks."""
 
+import re
 import tomllib
 from datetime import date
 from pathlib import Path
@@ -12,13 +13,13 @@ from typer.testing import CliRunner
 from calibration_fit.checks import check_fit, check_power, rows_below_floor
 from calibration_fit.cli import app
 from calibration_fit.fit import fit
-from calibration_fit.forms import DECODE_ENERGY, DECODE_TIME, PREFILL_TIME
+from calibration_fit.forms import DECODE_TIME, PREFILL_TIME
 from calibration_fit.hardware import floor_s
 from calibration_fit.output import Borrowed, coefficients_table
 from calibration_fit.pipeline import fit_setups
 from calibration_fit.published import composed_a100
 from calibration_fit.rows import make_rows
-from jaxserve.perf.coefficients import parse_coefficients
+from jaxserve.perf.coefficients import load_coefficients, parse_coefficients
 from tests.calibration.helpers import DATA, needs_data, synthetic
 
 BASE = """
@@ -125,14 +126,26 @@ def test_a_falling_fit_is_named():
     assert any("falls along batch" in s for s in sentences)
 
 
-def test_energy_that_needs_more_than_the_board_gives_is_named():
-    m = synthetic("decode", 0.01)
-    m.energy_j[:] = 300.0 * m.time_s
-    time = fit([m], DECODE_TIME)
-    assert check_power("A100", 1, time, fit([m], DECODE_ENERGY)) == []
-    m.energy_j[:] = 3.0 + 0.2 * m.batch
-    (sentence,) = check_power("A100", 1, time, fit([m], DECODE_ENERGY))
-    assert "above the 400 W of the board" in sentence
+@pytest.mark.parametrize(
+    ("table", "values", "words"),
+    [
+        ("decode_energy", {"e_dec0": 3.0, "e_dec_req": 0.9, "e_dec_kv": 0.0}, "decode power: energy over time is"),
+        ("prefill_energy", {"e_pre0": 0.0, "e_pre_tok": 0.04, "e_pre_sq": 0.0}, "prefill power: energy over time is"),
+    ],
+)
+def test_energy_that_needs_more_than_the_board_gives_is_named_though_borrowed(table: str, values: dict[str, float], words: str):
+    c = load_coefficients("llama-3.1-8b_tp1_a100")
+    assert check_power(c) == []
+    hot = c.model_copy(update={table: getattr(c, table).model_copy(update=values)})
+    (sentence,) = check_power(hot)
+    assert words in sentence and "above the 400 W of the board" in sentence
+    # By hand at the corner that is named: energy over time of all GPUs.
+    said, at = float(sentence.split(" W a GPU")[0].split()[-1]), [float(x) for x in re.findall(r"\d+", sentence.split(" at ")[1])]
+    if table == "decode_energy":
+        power = (3.0 + 0.9 * at[0]) / float(c.decode_time_model()(at[0], at[0] * at[1]))
+        assert said == pytest.approx(power, rel=0.01)
+    unknown = hot.model_copy(update={"setup": hot.setup.model_copy(update={"gpu": "one of ours"})})
+    assert check_power(unknown) == []
 
 
 def test_a_sound_fit_raises_no_warning():
