@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator
 
-import jax
 import pytest
+
+# Before jax, which it tells to be quiet.
+import jaxserve  # noqa: F401 # isort: skip
+import jax
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -28,8 +28,9 @@ def progress(label, done):
 run.run(scenario, out=out, progress=progress)
 """
 SLOW_CLI = """
-import importlib, time
+import importlib, signal, time
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs tests in the background has it ignored
 importlib.import_module("jaxserve.run").CHECKPOINT_EVERY_S = 0.0
 store = importlib.import_module("jaxserve.store")
 honest = store.RunWriter.checkpoint
