@@ -3,7 +3,7 @@
 Every figure is a mean over seeds with its 95 % interval (Student's t); differences are paired by seed.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -169,8 +169,10 @@ def setting_directions(model: str) -> list[Direction]:
     return found
 
 
-def behave(models: Sequence[str], seeds: Sequence[int], horizon_s: float, progress: Progress) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """All measurements (a row a run) and all directions."""
+def behave(
+    models: Sequence[str], seeds: Sequence[int], horizon_s: float, progress: Progress
+) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+    """After each model, all measurements (a row a run) and directions so far: a model takes minutes, and what is done must not be lost."""
     for name in models:
         if name not in MODELS:
             raise InputError(f"behaviour: there is no model {name!r}; known are {', '.join(MODELS)}")
@@ -185,4 +187,4 @@ def behave(models: Sequence[str], seeds: Sequence[int], horizon_s: float, progre
         settings = pd.concat([measure(model.scenario, STUDIED, shape, seeds, horizon_s, progress) for shape in shapes])
         verdicts += [judge(settings, d) for d in setting_directions(name)]
         frames += [by_load.assign(model=name, part="load"), settings.assign(model=name, part="setting")]
-    return pd.concat(frames, ignore_index=True), pd.DataFrame(verdicts)
+        yield pd.concat(frames, ignore_index=True), pd.DataFrame(verdicts)

@@ -107,9 +107,9 @@ def behaviour(
     if out.exists():
         raise InputError(f"{out}: exists already and is left as it is; choose another --out")
     chosen = models or list(MODELS)
-    runs, verdicts = behave(chosen, range(seeds), horizon_s, lambda text: print(text, file=sys.stderr))
     command = " ".join(["jaxserve behaviour", *(f"--model {name}" for name in models or []), f"--seeds {seeds} --horizon {horizon_s:g}"])
-    write(runs, verdicts, out, command, horizon_s)
+    for runs, verdicts in behave(chosen, range(seeds), horizon_s, lambda text: print(text, file=sys.stderr)):
+        write(runs, verdicts, out, command, horizon_s)
     print(f"Behaviour: {out}")
 
 

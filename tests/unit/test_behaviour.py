@@ -1,16 +1,20 @@
 """The behaviour command: intervals, verdicts, tables; and that it measures what a run says."""
 
 import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 import jaxserve
-from jaxserve.analysis.behaviour_report import report, write
+from jaxserve import behaviour
+from jaxserve.analysis.behaviour_report import COLUMNS, report, write
 from jaxserve.analysis.directions import Direction, interval, judge
 from jaxserve.behaviour import GROUPS, STUDIED, behave, load_directions, measure, sensitivities, setting_directions
+from jaxserve.cli import app
 from jaxserve.errors import InputError
 
 SAME_RUN = 1e-12  # a lane of a sweep and a run by itself: the same sums
@@ -88,4 +92,23 @@ def test_measures_what_a_run_says(tmp_path: Path):
 
 def test_unknown_model():
     with pytest.raises(InputError, match="no model 'GPT'; known are Llama"):
-        behave(["GPT"], [0], 1.0, print)
+        next(behave(["GPT"], [0], 1.0, print))
+
+
+def test_what_is_measured_is_kept_when_a_later_model_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Measurements are made up; the second model's end in an error."""
+
+    def made_up(scenario: str, groups: Iterable[Sequence[str]], settings: dict[str, list[str]], seeds: Sequence[int], *_: object):
+        if scenario == "study-qwen":
+            raise InputError("out of luck")
+        labels = [behaviour._label(policy) for policies in groups for policy in policies]
+        rows = [{"policy": p, "setting": s, "seed": seed} | dict.fromkeys(COLUMNS, 0.1) for p in labels for s in settings for seed in seeds]
+        return pd.DataFrame(rows)
+
+    monkeypatch.setattr(behaviour, "measure", made_up)
+    command = ["behaviour", "--out", str(tmp_path / "out"), "--model", "Llama-3.1-8B", "--model", "Qwen2.5-7B", "--seeds", "2"]
+    result = CliRunner().invoke(app, command)
+    assert isinstance(result.exception, InputError)
+    text = (tmp_path / "out" / "behaviour.md").read_text()
+    assert "## Llama-3.1-8B" in text and "## Qwen2.5-7B" not in text
+    assert set(pd.read_csv(tmp_path / "out" / "behaviour.csv")["model"]) == {"Llama-3.1-8B"}

@@ -82,7 +82,11 @@ def test_malformed_files_give_one_clear_sentence(tmp_path, case):
     refused(tmp_path, content, str(tmp_path / "ci.csv"), *parts, **fields)
 
 
-@pytest.mark.parametrize("content", [b"plain,text\n", gzip.compress(hours(1, 2).encode())[:-12], b"\x1f\x8b\x08" + b"\x00" * 40, b""])
+@pytest.mark.parametrize(
+    "content",
+    [b"plain,text\n", gzip.compress(hours(1, 2).encode())[:-12], b"\x1f\x8b\x08" + b"\x00" * 40, b""],
+    ids=["no gzip", "cut short", "zeros", "empty"],
+)
 def test_wrong_gzip(tmp_path, content):
     message = refused(tmp_path, content, "ci.csv.gz", path="ci.csv.gz")
     assert "gzip" in message or "is empty" in message
