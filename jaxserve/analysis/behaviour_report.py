@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from jaxserve.analysis.directions import interval
-from jaxserve.analysis.plots import blank_figure, finish_axes, mark, save_png
+from jaxserve.analysis.plots import blank_figure, finish_axes, save_png, style, violation_axis
 
 COLUMNS: dict[str, str] = {
     "saving": "saving vs round_robin",
@@ -108,11 +108,10 @@ def figure(runs: pd.DataFrame) -> Figure:
         load = names[len(names) // 2]
         for place, policy in enumerate(policies):
             one = _where(mine, policy=policy, setting=load)
-            colour, marker = mark(place)
             x, y = (100 * np.mean(one[column].to_numpy()) for column in ("slo_violation", "saving"))
-            ax.plot([x], [y], ls="", marker=marker, ms=8, mec="white", color=colour, label=policy)
+            ax.plot([x], [y], ls="", label=policy, **style(place))
         ax.set_title(f"{model}, {load}", fontsize=10)
-        ax.set_xlabel("SLO violated (% of requests)")
+        violation_axis(ax, _where(mine, setting=load)["slo_violation"].to_numpy())
         finish_axes(ax)
         if ax is not axes[-1] and (legend := ax.get_legend()):
             legend.remove()  # one for all

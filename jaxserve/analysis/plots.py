@@ -4,11 +4,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
@@ -32,6 +34,8 @@ MAX_LINES = len(COLOURS)
 MAX_NAMES = 24
 """DCs named beside a colour map: every one, or every second, third, ... of them."""
 LEGEND_ROWS = 18
+WIDE_PERCENT = 10.0
+"""Violations beyond this are drawn on a logarithmic axis."""
 DPI = 150
 
 
@@ -43,14 +47,10 @@ def carbon_vs_violation(frame: pd.DataFrame, ax: Axes) -> Axes:
     factor, unit = (1e-6, "t") if largest >= 1e6 else (1e-3, "kg") if largest >= 1e3 else (1.0, "g")
     # Without requests there is no share of them, and so no point (NaN); the policy keeps its place in the legend.
     for place, policy in enumerate(frame.index):
-        colour, marker = mark(place)
         x, y = [100 * violation[place]], [factor * carbon_g[place]]
-        ax.plot(x, y, ls="", marker=marker, ms=9, mec="white", color=colour, label=_label(policy))
-    # From zero, where the best policy would be, with room for half a mark; a run without violations still has an axis.
-    most = max(100 * np.max(violation[np.isfinite(violation)], initial=0.0), 0.1)
-    ax.set_xlim(-0.03 * most, 1.12 * most)
+        ax.plot(x, y, ls="", label=_label(policy), **style(place))
+    violation_axis(ax, violation)
     ax.margins(y=0.12)
-    ax.set_xlabel("SLO violated (% of requests)")
     ax.set_ylabel(f"carbon ({unit} CO2e)")
     return finish_axes(ax)
 
@@ -131,9 +131,28 @@ def save_figures(
     return written
 
 
-def mark(place: int) -> tuple[str, str]:
-    """Colour and marker of the place-th policy; the second round of colours has other markers."""
-    return COLOURS[place % len(COLOURS)], MARKERS[(place + place // len(COLOURS)) % len(MARKERS)]
+def violation_axis(ax: Axes, violation: Floats) -> None:
+    """Label the x axis for shares of requests [P] that violate the SLO, drawn in per cent.
+
+    From zero, where the best policy would be, with room for half a mark. Where some violate nearly all and others next to nothing the
+    axis is logarithmic from 1 % on, so that the latter are not one spot.
+    """
+    most = max(100 * np.max(violation[np.isfinite(violation)], initial=0.0), 0.1)  # a run without violations still has an axis
+    if most > WIDE_PERCENT:
+        ax.set_xscale("symlog", linthresh=1.0, linscale=0.6, subs=range(2, 10))
+        ax.set_xticks([0.0, 1.0, 3.0, 10.0, 30.0, 100.0])
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.set_xlim(-0.12, 1.25 * most)
+    else:
+        ax.set_xlim(-0.03 * most, 1.12 * most)
+    ax.set_xlabel("SLO violated (% of requests)")
+
+
+def style(place: int) -> dict[str, Any]:
+    """Marker of the place-th policy, see-through, so that policies that do the same are seen to; the second round of colours has other
+    shapes."""
+    colour, marker = COLOURS[place % len(COLOURS)], MARKERS[(place + place // len(COLOURS)) % len(MARKERS)]
+    return {"marker": marker, "ms": 9, "mfc": to_rgba(colour, 0.45), "mec": colour}
 
 
 def blank_figure(width_in: float, height_in: float) -> Figure:

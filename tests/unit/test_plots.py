@@ -51,6 +51,19 @@ def test_carbon_vs_violation_draws_edge_cases(carbon_g, violation):
     figure.draw_without_rendering()
 
 
+def test_small_violations_keep_apart_beside_large_ones():
+    def gap(violation: list[float]) -> float:
+        """Between the first two policies, as a share of the width."""
+        ax = Figure().subplots()
+        carbon_vs_violation(comparison([1.0] * len(violation), violation), ax)
+        x = [ax.transAxes.inverted().transform(ax.transData.transform((line.get_xdata()[0], 1.0)))[0] for line in ax.lines]
+        assert all(0.0 < at < 1.0 for at in x)
+        return x[1] - x[0]
+
+    assert gap([0.0, 0.01, 0.99]) > 0.2
+    assert gap([0.0, 0.05]) > 0.8  # nothing large: as it is
+
+
 def test_ttft_cdf_counts_rejected_requests():
     ax = ttft_cdf({"a": pd.DataFrame({"ttft_s": [0.2, np.nan, 0.1, 0.4]})}, Figure().subplots(), 1.0)
     line = ax.lines[0]
