@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxserve.solvers.facility import NODES, solve_facility
+from jaxserve.solvers.facility import NODES, solve_facilities
 from jaxserve.solvers.problem import GAP, AssignmentProblem, Solution
 from jaxserve.solvers.transport import solve_transport
 
@@ -15,11 +15,11 @@ ROWS = 32
 """Requests are padded to a multiple of this, so that few shapes are compiled."""
 
 TOGETHER = 4
-"""Problems side by side on a CPU. Each waits for the slowest of them, and more would not make it faster there."""
+"""Problems side by side on a CPU; more would not make it faster there."""
 
 
 class DeviceSolver:
-    """Exact solvers on JAX's default device. `nodes` limits the search of each problem with openings."""
+    """Exact solvers on JAX's default device. `nodes`, at least 1, limits the search of each problem with openings."""
 
     def __init__(self, *, gap: float = GAP, nodes: int = NODES):
         self.gap, self.nodes = gap, nodes
@@ -48,8 +48,7 @@ class DeviceSolver:
 
 @eqx.filter_jit
 def _solve(batch: AssignmentProblem, gap: ArrayLike, nodes: int, opens: bool, together: int) -> Solution:
-    def solve(problem: AssignmentProblem) -> Solution:
-        return solve_facility(problem, gap=gap, nodes=nodes) if opens else solve_transport(problem)
-
+    if opens:
+        return solve_facilities(batch, together, gap=gap, nodes=nodes)
     many = np.shape(batch.cost)[0] > together
-    return jax.lax.map(solve, batch, batch_size=together) if many else jax.vmap(solve)(batch)
+    return jax.lax.map(solve_transport, batch, batch_size=together) if many else jax.vmap(solve_transport)(batch)

@@ -11,6 +11,8 @@ the openings of undecided DCs spread over the most requests that they could serv
 Depth first, opening before closing; the search keeps one path of decisions and what is left to try along it.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -51,20 +53,43 @@ def solve_facility(problem: AssignmentProblem, *, gap: ArrayLike = GAP, nodes: i
     w = window_of(problem)
     opening = jnp.asarray(problem.opening, float) / w.scale
     tolerance = jnp.maximum(gap, EXACT)
-    found = search(w, opening, tolerance, nodes)
-    left = jnp.where(found.going, jnp.minimum(found.inherited, jnp.min(found.other)), jnp.inf)
-    bound = jnp.minimum(found.proven, left)
-    placed = jnp.isfinite(found.best)
-    bound = jnp.where(placed, jnp.minimum(bound, found.best), bound)
-    proven = found.best - bound <= tolerance * jnp.abs(found.best)
-    status = jnp.where(placed, jnp.where(proven, OPTIMAL, BUDGET), jnp.where(found.going, FAILED, INFEASIBLE))
-    return finished(problem, found.place, found.best * w.scale, bound * w.scale, status)
+    found = jax.lax.while_loop(lambda s: s.going & (s.nodes < nodes), lambda s: _look(w, opening, tolerance, nodes, s), _root(w, opening))
+    return _conclude(problem, w, tolerance, found)
 
 
-def search(w: Window, opening: Array, gap: ArrayLike, nodes: int) -> Search:
-    """The whole search, or `nodes` of it. opening [D] over scale."""
+def solve_facilities(problems: AssignmentProblem, lanes: int, *, gap: ArrayLike = GAP, nodes: int = NODES) -> Solution:
+    """`solve_facility` for problems [P, ...], `lanes` of them side by side: a lane that is done takes the next problem.
+
+    Searches differ tenfold in length, so that lanes which wait for each other would idle for more than half of the time.
+    """
+    count = problems.opening.shape[0]
+    windows = jax.vmap(window_of)(problems)
+    opening = jnp.asarray(problems.opening, float) / windows.scale[:, None]
+    tolerance = jnp.maximum(gap, EXACT)
+    roots = jax.vmap(_root)(windows, opening)
+
+    def at(index: Array, tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[jnp.minimum(index, count - 1)], tree)
+
+    def step(carry: tuple[Array, Array, Search, Search]) -> tuple[Array, Array, Search, Search]:
+        index, waiting, s, found = carry
+        s = jax.vmap(lambda w, o, s: _look(w, o, tolerance, nodes, s))(at(index, windows), at(index, opening), s)
+        ended = (index < count) & ~(s.going & (s.nodes < nodes))
+        found = jax.tree.map(lambda all_, mine: all_.at[jnp.where(ended, index, count)].set(mine, mode="drop"), found, s)
+        index = jnp.where(ended, waiting + jnp.cumsum(ended) - 1, index)
+        s = jax.tree.map(lambda new, old: jax.vmap(jnp.where)(ended, new, old), at(index, roots), s)
+        return index, waiting + jnp.sum(ended), eqx.tree_at(lambda s: s.going, s, s.going & (index < count)), found
+
+    first = jnp.arange(lanes)
+    start = (first, jnp.asarray(lanes), eqx.tree_at(lambda s: s.going, at(first, roots), first < count), roots)
+    *_, found = jax.lax.while_loop(lambda carry: jnp.any(carry[0] < count), step, start)
+    return jax.vmap(_conclude, in_axes=(0, 0, None, 0))(problems, windows, tolerance, found)
+
+
+def _root(w: Window, opening: Array) -> Search:
+    """Before the first node. opening [D] over scale."""
     dcs = w.capacity.shape[0]
-    start = Search(
+    return Search(
         decision=jnp.where(w.capacity == 0, CLOSED, jnp.where(opening > 0, UNDECIDED, OPEN)).astype(jnp.int32),
         decided_at=jnp.zeros(dcs, jnp.int32),
         level=jnp.int32(0),
@@ -77,7 +102,17 @@ def search(w: Window, opening: Array, gap: ArrayLike, nodes: int) -> Search:
         nodes=jnp.int32(0),
         going=jnp.asarray(True),
     )
-    return jax.lax.while_loop(lambda s: s.going & (s.nodes < nodes), lambda s: _look(w, opening, gap, nodes, s), start)
+
+
+def _conclude(problem: AssignmentProblem, w: Window, tolerance: Array, found: Search) -> Solution:
+    """What a search that is over, or was ended, has shown."""
+    left = jnp.where(found.going, jnp.minimum(found.inherited, jnp.min(found.other)), jnp.inf)
+    bound = jnp.minimum(found.proven, left)
+    placed = jnp.isfinite(found.best)
+    bound = jnp.where(placed, jnp.minimum(bound, found.best), bound)
+    proven = found.best - bound <= tolerance * jnp.abs(found.best)
+    status = jnp.where(placed, jnp.where(proven, OPTIMAL, BUDGET), jnp.where(found.going, FAILED, INFEASIBLE))
+    return finished(problem, found.place, found.best * w.scale, bound * w.scale, status)
 
 
 def _look(w: Window, opening: Array, gap: ArrayLike, nodes: int, s: Search) -> Search:

@@ -1,11 +1,12 @@
 """The device's solvers against exact references and HiGHS: alone, side by side, and out of budget."""
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
 
 from jaxserve.solvers.device import DeviceSolver
-from jaxserve.solvers.facility import solve_facility
+from jaxserve.solvers.facility import solve_facilities, solve_facility
 from jaxserve.solvers.highs import HighsSolver
 from jaxserve.solvers.problem import BUDGET, EMPTY, FAILED, GAP, INFEASIBLE, OPTIMAL, AssignmentProblem
 from jaxserve.solvers.transport import solve_transport
@@ -95,6 +96,29 @@ def test_a_search_out_of_nodes_says_so():
             assert cut.objective >= best.objective * (1 - ROUNDING)
             assert (cut.status == OPTIMAL) == (cut.gap <= ROUNDING)
     assert BUDGET in seen
+
+
+@pytest.mark.parametrize(("lanes", "nodes"), [(1, 1000), (3, 1000), (3, 4), (16, 1000)])
+def test_lanes_that_take_the_next_problem_answer_as_one_by_one(lanes: int, nodes: int):
+    """Wherever a problem is taken up; one is infeasible, one empty, and with few nodes some are cut short.
+
+    Rounding differs from one by one, so that another answer within the gap may be found: what one proves binds the other.
+    """
+    problems = [random_problem(seed, 40, 8, True, 0.3) for seed in range(9)]
+    problems[3] = eqx.tree_at(lambda p: p.capacity, problems[3], np.zeros_like(problems[3].capacity))
+    problems[5] = eqx.tree_at(lambda p: p.feasible, problems[5], np.zeros_like(problems[5].feasible))
+    queued = jax.jit(lambda b: solve_facilities(b, lanes, nodes=nodes))(stacked(problems))
+    one_by_one = jax.jit(lambda p: solve_facility(p, nodes=nodes))
+    for i, problem in enumerate(problems):
+        mine, alone = jax.tree.map(lambda leaf, i=i: leaf[i], queued), one_by_one(problem)
+        if i in (3, 5):
+            assert mine.status == alone.status == (INFEASIBLE if i == 3 else EMPTY)
+            continue
+        assert max(mine.bound, alone.bound) <= min(mine.objective, alone.objective) * (1 + ROUNDING)
+        check(problem, mine, float(mine.objective), ROUNDING)
+        if nodes == 1000:
+            assert mine.status == OPTIMAL and mine.gap <= GAP
+    assert (BUDGET in queued.status) == (nodes == 4)
 
 
 def test_a_transport_out_of_paths_claims_nothing():
