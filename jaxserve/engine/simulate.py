@@ -14,6 +14,7 @@ from jaxserve.engine.control import AbstractPolicy
 from jaxserve.engine.hosted import AbstractHostPolicy, Given, observe
 from jaxserve.engine.lane import Advance, Case, Chunk, Floats, Lane, grow
 from jaxserve.engine.model import Sizes, StepInputs
+from jaxserve.engine.programs import forget_programs_if_many
 from jaxserve.engine.state import State, initial_state
 from jaxserve.errors import InputError
 from jaxserve.types import on_host
@@ -26,6 +27,7 @@ class Simulation:
     """A run of one scenario, or of many that share shapes, chunk by chunk."""
 
     def __init__(self, cases: list[Case], *, window_s: float, horizon_steps: int, sizes: Sizes) -> None:
+        forget_programs_if_many()
         self.horizon_steps = horizon_steps
         self.window_s = window_s
         self.next_step = 0
