@@ -34,8 +34,12 @@ def report(runs: pd.DataFrame, verdicts: pd.DataFrame, command: str, horizon_s: 
     for model, mine in runs.groupby("model", sort=False):
         text.append(f"## {model}")
         loads = _where(mine, part="load")
+        sustained = float(loads["saturation_req_per_s"].iloc[0])
+        text.append(f"The fleet sustains {sustained:.0f} req/s (round-robin, measured under more load than that).")
         for load in _names(loads, "setting"):
-            text += [f"### {load}", _table(_where(loads, setting=load), "policy", COLUMNS)]
+            at_load = _where(loads, setting=load)
+            share = float(at_load["of_saturation"].iloc[0])
+            text += [f"### {load}, {100 * share:.0f} % of saturation", _table(at_load, "policy", COLUMNS)]
         text += ["### What else matters (moderate load)", _settings(_where(mine, part="setting"))]
     text += ["## Directions", _counts(verdicts), "Where one does not hold:", _against(verdicts)]
     return "\n\n".join(text) + "\n"

@@ -13,9 +13,20 @@ import jaxserve
 from jaxserve import behaviour
 from jaxserve.analysis.behaviour_report import COLUMNS, report, write
 from jaxserve.analysis.directions import Direction, interval, judge
-from jaxserve.behaviour import GROUPS, STUDIED, behave, load_directions, measure, sensitivities, setting_directions
+from jaxserve.behaviour import (
+    GROUPS,
+    STUDIED,
+    behave,
+    load_directions,
+    measure,
+    saturation_req_per_s,
+    sensitivities,
+    setting_directions,
+)
 from jaxserve.cli import app
 from jaxserve.errors import InputError
+from jaxserve.perf.coefficients import load_coefficients
+from tests.cli.helpers import write_scenario
 
 SAME_RUN = 1e-12  # a lane of a sweep and a run by itself: the same sums
 
@@ -79,15 +90,36 @@ def test_measures_what_a_run_says(tmp_path: Path):
     assert mine["carbon_g"] == pytest.approx(alone.frame.loc["ilp", "carbon_g"], rel=SAME_RUN)
     assert mine["saving_in_horizon"] == pytest.approx(alone.frame.loc["ilp", "saving_vs_baseline"], rel=1e-9)
 
-    runs = pd.concat([runs.assign(model="M", part="load"), runs.assign(model="M", part="setting")], ignore_index=True)
+    loaded = runs.assign(model="M", part="load", saturation_req_per_s=80.0, of_saturation=0.5)
+    runs = pd.concat([loaded, runs.assign(model="M", part="setting")], ignore_index=True)
     d = Direction("heavier saves less", "M", "saving", ("ilp", "light"), ("ilp", "heavy"))
     verdicts = pd.DataFrame([judge(runs[runs["part"] == "load"], d)])
     text = report(runs, verdicts, "the command", 3.0)
-    assert "### heavy" in text and "| ilp | " in text and "the command" in text and "heavier saves less" in text
+    assert (
+        "sustains 80 req/s" in text
+        and "### heavy, 50 % of saturation" in text
+        and "| ilp | " in text
+        and "the command" in text
+        and "heavier saves less" in text
+    )
     folder = tmp_path / "new" / "out"
     write(runs, verdicts, folder, "the command", 3.0)
     assert {path.name for path in folder.iterdir()} == {"behaviour.md", "behaviour.csv", "behaviour.png"}
     assert len(pd.read_csv(folder / "behaviour.csv")) == len(runs)
+
+
+def test_saturation_lies_between_its_bounds(tmp_path: Path):
+    """Four engines of 16 slots, prompts of 200 tokens and 20 of output: all 16 prefilled at once, or each by itself.
+
+    A request decodes in 19 iterations, the one of its prefill being the first (study batching).
+    """
+    path = write_scenario(tmp_path, {"horizon_s": 40.0})
+    found = saturation_req_per_s(str(path), 30.0, 40.0)
+    c = load_coefficients("llama-3.1-8b_tp1_a100")
+    decode_s = sum(float(c.decode_time_model()(16.0, 16.0 * (201 + i))) for i in range(19))
+    together = float(c.prefill_time_model()(16 * 200.0, 16.0, 16 * 200.0**2))
+    apart = 16 * float(c.prefill_time_model()(200.0, 1.0, 200.0**2))
+    assert 4 * 16 / (decode_s + apart) * 0.99 < found < 4 * 16 / (decode_s + together) * 1.01
 
 
 def test_unknown_model():
@@ -106,6 +138,7 @@ def test_what_is_measured_is_kept_when_a_later_model_fails(tmp_path: Path, monke
         return pd.DataFrame(rows)
 
     monkeypatch.setattr(behaviour, "measure", made_up)
+    monkeypatch.setattr(behaviour, "saturation_req_per_s", lambda *_: 6000.0)
     command = ["behaviour", "--out", str(tmp_path / "out"), "--model", "Llama-3.1-8B", "--model", "Qwen2.5-7B", "--seeds", "2"]
     result = CliRunner().invoke(app, command)
     assert isinstance(result.exception, InputError)
