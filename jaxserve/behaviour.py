@@ -33,7 +33,7 @@ MODELS = {
     "Qwen2.5-7B": Model("study-qwen", (1200.0, 2400.0, 4000.0)),
     "Mixtral-8x7B": Model("study-mixtral", (300.0, 600.0, 950.0)),
 }
-"""Published loads of the dense models. Those of Mixtral are not known: the same shares of what the fleet sustains as Llama's (our choice)."""
+"""Published loads of the dense models. Those of Mixtral are not known: our choice is the shares of what the fleet sustains of Llama."""
 
 ALPHAS = (0.0, 0.25, 0.5, 0.9)
 GREEDY = [f'{{kind="greedy", alpha={alpha}}}' for alpha in ALPHAS]
