@@ -150,7 +150,7 @@ class Simulation:
 
     def _make_room(self, requests: int) -> None:
         if requests > self.sizes.requests:
-            self._resize(replace(self.sizes, requests=-(-requests * 5 // 4096) * 1024))
+            self._resize(replace(self.sizes, requests=-(-requests * 2 // 1024) * 1024))
 
     def _resize(self, sizes: Sizes) -> None:
         self._states = [grow(state, self.sizes, sizes) for state in self._states]
