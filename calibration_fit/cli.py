@@ -59,7 +59,8 @@ def calibrate(
         if "prefill_energy" in known:
             prefill["prefill_energy"] = PrefillEnergy(**{"e_pre0": 0.0, "e_pre_sq": 0.0, **known["prefill_energy"]})
         fit = fit_setups([data], decode_form=form, prefill={setup: prefill}, samples=samples)[0]
-        borrowed = {t: Borrowed(known[t], f"taken from {base}", True) for t in TABLES if t in known}
+        ranges = known.get("valid_range", {})
+        borrowed = {t: Borrowed(known[t], f"taken from {base}", True, ranges.get(t, {})) for t in TABLES if t in known}
         table = coefficients_table(fit, borrowed=borrowed, power=_power(idle_w, host_w, known, base))
         write_coefficients(out, table)
         page = write_report(report, [fit]) if report is not None else None
@@ -109,7 +110,11 @@ def _base(path: Path | None) -> dict[str, Any]:
     if str(path) in shipped_names():
         return load_coefficients(str(path)).model_dump(exclude_none=True)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        ranges = table.get("valid_range", {})
+        if not isinstance(ranges, dict) or not all(isinstance(part, dict) for part in ranges.values()):
+            raise InputError(f"{path}: valid_range must hold a table of ranges for each table")
+        return table
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{path}: not a readable coefficients file: {error}") from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ VERSION = "0.1.0"
 
 @dataclass(frozen=True)
 class Borrowed:
-    """A table that was not fitted: its values, and a sentence saying where they come from."""
+    """A table that was not fitted: its values, a sentence saying where they come from, and where they hold, if that is known."""
 
     values: Mapping[str, Any]
     text: str
     extrapolated: bool = True
+    valid_range: Mapping[str, Any] = field(default_factory=dict)
 
 
 def coefficients_table(
@@ -59,6 +60,8 @@ def coefficients_table(
             sources.append({"table": table, "text": _source_text(t, notes.get(table, ""))})
         elif table in borrowed:
             out[table] = dict(borrowed[table].values)
+            if borrowed[table].valid_range:
+                ranges[table] = dict(borrowed[table].valid_range)
             sources.append({"table": table, "text": borrowed[table].text, "extrapolated": borrowed[table].extrapolated})
         else:
             raise InputError(

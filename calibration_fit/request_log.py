@@ -30,7 +30,8 @@ def coefficients_of(found: LogFit, energy: Coefficients, energy_name: str, note:
     """A coefficients file's contents: fitted step times, the energy tables of `energy`."""
     text = f"no energy in the log: taken from {energy_name} ({energy.setup.model} TP{energy.setup.tp} {energy.setup.gpu})"
     known = energy.model_dump(mode="json", include={"prefill_energy", "decode_energy", "power"})
-    borrowed = {table: Borrowed(values, text) for table, values in known.items()}
+    ranges = energy.model_dump(mode="json", include={"valid_range"}, exclude_none=True)["valid_range"]
+    borrowed = {table: Borrowed(values, text, valid_range=ranges.get(table, {})) for table, values in known.items()}
     notes = dict.fromkeys(found.fit.tables, "; ".join(part for part in (note, found.waits) if part))
     return coefficients_table(found.fit, borrowed=borrowed, notes=notes, power=borrowed["power"])
 

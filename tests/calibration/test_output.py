@@ -47,7 +47,7 @@ def run(*arguments: object):
 
 def test_command_writes_a_coefficients_file_and_a_report(tmp_path: Path):
     base = tmp_path / "base.toml"
-    base.write_text(BASE)
+    base.write_text(BASE + "[valid_range.decode_energy]\nbatch = [1.0, 64.0]\n")
     out, report = tmp_path / "c.toml", tmp_path / "report"
     result = run(steps_csv(tmp_path / "s.csv"), "--out", out, "--report", report, "--base", base, "--samples", 20, "--form", "study")
     assert result.exit_code == 0, result.output
@@ -55,6 +55,7 @@ def test_command_writes_a_coefficients_file_and_a_report(tmp_path: Path):
     table = tomllib.loads(out.read_text())
     assert table["setup"] == {"model": "m", "tp": 1, "gpu": "A100"}
     assert table["valid_range"]["decode_time"]["batch"] == [1.0, 128.0]
+    assert table["valid_range"]["decode_energy"] == {"batch": [1.0, 64.0]}  # what is borrowed holds where it did
     assert table["fit"]["decode_time"]["mape_held_out_percent"] < 2.5
     low, high = table["fit"]["decode_time"]["interval"]["alpha0"]
     assert low < table["decode_time"]["alpha0"] < high
@@ -66,6 +67,18 @@ def test_command_writes_a_coefficients_file_and_a_report(tmp_path: Path):
     for word in ("| m TP1 A100 | decode_time | study |", "Valid range", "by region"):
         assert word in page
     assert len(list(report.glob("*.png"))) == 3
+
+
+def test_a_base_with_nonsense_for_ranges_is_refused(tmp_path: Path):
+    base, out = tmp_path / "base.toml", tmp_path / "c.toml"
+    for text, words in (
+        ("valid_range = 3\n" + BASE, "valid_range must hold a table of ranges"),
+        (BASE + "[valid_range.decode_energy]\nbatch = 'many'\n", "valid_range.decode_energy.batch"),
+        (BASE + "[valid_range]\ndecode_energy = 3\n", "valid_range must hold a table of ranges"),
+    ):
+        base.write_text(text)
+        result = run(steps_csv(tmp_path / "s.csv"), "--out", out, "--samples", 20, "--form", "study", "--base", base)
+        assert result.exit_code == 2 and words in result.output and "Traceback" not in result.output and not out.exists()
 
 
 @pytest.mark.parametrize(
