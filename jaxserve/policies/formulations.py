@@ -33,6 +33,10 @@ class AbstractFormulation(eqx.Module):
     def problem(self, view: View, batch: Batch, placed: Array | None) -> AssignmentProblem:
         """The problem of one scheduler; `placed` [N] is the assignment of the solve before (-1: not placed), None for the first."""
 
+    def keeps_slo(self, view: View, batch: Batch, problem: AssignmentProblem) -> Array:
+        """[N, D] where the fallback may send requests: DCs that keep their SLO, for most formulations those of the first `problem`."""
+        return jnp.asarray(problem.feasible)
+
 
 class Ilp(AbstractFormulation):
     """Every request to a DC that keeps its SLO, none over its headroom, at the least carbon."""
@@ -113,6 +117,10 @@ class GreenLlm(AbstractFormulation):
         unloaded += view.osl_mean * fleet.decode_time(jnp.asarray(1.0), view.isl_mean)
         latency = view.rtt_s + (unloaded / tokens * (batch.isl + batch.osl))[:, None]
         return _assignment(view, batch, _grams(view, alone[:, None]), latency <= GREEN_LLM_DEADLINE_S)
+
+    def keeps_slo(self, view: View, batch: Batch, problem: AssignmentProblem) -> Array:
+        """By the estimates of the others: a deadline without a state is no SLO."""
+        return _estimates(view, batch).feasible & batch.here[:, None]
 
 
 def _estimates(view: View, batch: Batch) -> Estimate:

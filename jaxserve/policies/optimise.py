@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from jaxserve.engine.batch import AbstractBatchPolicy, Batch, batch_views, batches_in, gather
@@ -67,7 +68,7 @@ class OnDevice(AbstractBatchPolicy):
         if self.formulation.solves > 1:
             start = (made, solution, _any_placed(solution))
             made, solution, _ = jax.lax.while_loop(lambda c: c[2] & (c[0] < self.formulation.solves), again, start)
-        return settle(view, batch, first, solution, made, memory)
+        return settle(view, batch, self.formulation.keeps_slo(view, batch, first), first.capacity, solution, made, memory)
 
     def _solve(self, problem: AssignmentProblem) -> Solution:
         return solve_facility(problem, gap=self.gap) if self.formulation.opens else solve_transport(problem)
@@ -82,14 +83,14 @@ def _any_placed(solution: Solution) -> Array:
 
 
 def settle(
-    view: View, batch: Batch, problem: AssignmentProblem, solution: Solution, solves: Array, memory: Memory
+    view: View, batch: Batch, feasible: Array, capacity: ArrayLike, solution: Solution, solves: Array, memory: Memory
 ) -> tuple[Array, Memory, Solved]:
     """The places [N] of a window's requests: the solver's, and for the others the fallback's, in order of arrival.
 
-    The fallback takes the feasible DC of lowest CI with headroom left, or else the next in turn (arXiv 2610.14571).
+    The fallback takes the `feasible` [N, D] DC of lowest CI with headroom left of `capacity` [D], or else the next in turn
+    (arXiv 2610.14571).
     """
     n_dc = view.ci.shape[0]
-    feasible = jnp.asarray(problem.feasible)
     left_over = batch.here & (jnp.asarray(solution.place) < 0)
     (order,) = jnp.nonzero(left_over, size=left_over.shape[0], fill_value=left_over.shape[0])
     many = jnp.sum(left_over, dtype=jnp.int32)
@@ -105,7 +106,7 @@ def settle(
         room = room.at[d].add(jnp.where(here & served, -1.0, 0.0))
         return j + 1, place, room, Memory(m.lowest + (here & served), m.dealt + (here & ~served))
 
-    start = (jnp.int32(0), jnp.asarray(solution.place, jnp.int32), jnp.asarray(problem.capacity, float), memory)
+    start = (jnp.int32(0), jnp.asarray(solution.place, jnp.int32), jnp.asarray(capacity, float), memory)
     _, place, _, after = jax.lax.while_loop(lambda carry: carry[0] < most, fall_back, start)
     told = Solved(
         status=jnp.asarray(solution.status),
@@ -162,7 +163,7 @@ class OnHost(AbstractHostPolicy):
                 solves, seconds = solves + unsettled, seconds + np.where(unsettled, new.wall_s, 0.0)
                 solution = jax.tree.map(lambda n, b, m=better: np.where(m.reshape(-1, *[1] * (n.ndim - 1)), n, b), new, solution)
                 unsettled = better & ~same
-            place, schedulers, news = _settle_all(fleet, view, batch, first, solution, solves, schedulers)
+            place, schedulers, news = _settle_all(self.formulation, fleet, view, batch, first, solution, solves, schedulers)
             at = np.asarray(at).ravel()
             inside = at < len(places)
             places[at[inside]] = np.asarray(place).ravel()[inside]
@@ -209,8 +210,20 @@ def _ask_again(formulation: AbstractFormulation, view: View, batch: Batch, place
 
 @jax.jit
 def _settle_all(
-    fleet: Fleet, view: View, batch: Batch, problem: AssignmentProblem, solution: Solution, solves: Array, schedulers: Schedulers
+    formulation: AbstractFormulation,
+    fleet: Fleet,
+    view: View,
+    batch: Batch,
+    problem: AssignmentProblem,
+    solution: Solution,
+    solves: Array,
+    schedulers: Schedulers,
 ) -> tuple[Array, Schedulers, Solved]:
+    def one(
+        view: View, batch: Batch, problem: AssignmentProblem, solution: Solution, solves: Array, memory: Memory
+    ) -> tuple[Array, Memory, Solved]:
+        return settle(view, batch, formulation.keeps_slo(view, batch, problem), problem.capacity, solution, solves, memory)
+
     axes = (view_axes(view), 0, 0, 0, 0, 0)
-    place, memory, told = jax.vmap(settle, in_axes=axes)(view, batch, problem, solution, solves, schedulers.memory)
+    place, memory, told = jax.vmap(one, in_axes=axes)(view, batch, problem, solution, solves, schedulers.memory)
     return place, noted(fleet, schedulers, place, batch.isl, batch.osl, batch.here, memory), told

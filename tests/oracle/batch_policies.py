@@ -49,12 +49,19 @@ class Problem:
         """Whether a DC is feasible for a request; always, for `moer_cap`."""
         if self.kind == "moer_cap":
             return True
-        rtt_s = self.s.rtt_s[self.g.index][d]
-        if self.kind == "green_llm":
-            pairs = [(rtt_s + unloaded_s_per_token(self.s, self.means) * (r.isl + r.believed_osl), GREEN_LLM_S)]
-        else:
-            ttft, tpot = latency(self.s, rtt_s, r, at, self.means)
-            pairs = [(ttft, self.s.slo_ttft_s), (tpot, self.s.slo_tpot_s)]
+        if self.kind != "green_llm":
+            return self.keeps_slo(r, d, at)
+        return self._all_within([(self._rtt_s(d) + unloaded_s_per_token(self.s, self.means) * (r.isl + r.believed_osl), GREEN_LLM_S)])
+
+    def keeps_slo(self, r: Request, d: int, at: Belief) -> bool:
+        """Whether the estimates are within both budgets."""
+        ttft, tpot = latency(self.s, self._rtt_s(d), r, at, self.means)
+        return self._all_within([(ttft, self.s.slo_ttft_s), (tpot, self.s.slo_tpot_s)])
+
+    def _rtt_s(self, d: int) -> float:
+        return self.s.rtt_s[self.g.index][d]
+
+    def _all_within(self, pairs: list[tuple[float, float]]) -> bool:
         self.margins += [abs(expected / limit - 1.0) for expected, limit in pairs]
         return all(expected <= limit for expected, limit in pairs)
 
@@ -138,11 +145,12 @@ def _with_fallback(p: Problem, plan: Assignment | None) -> tuple[list[int], int,
     left = list(p.headroom)
     dcs: list[int] = []
     by_carbon = in_turn = 0
-    for i, feasible in enumerate(p.feasible):
-        open_to_it = [d for d in p.g.order if feasible[d] and left[d] > 0]
+    for i, r in enumerate(p.batch):
         if i in planned:
             dcs.append(planned[i])
-        elif open_to_it:
+            continue
+        open_to_it = [d for d in p.g.order if left[d] > 0 and p.keeps_slo(r, d, p.at[d])]
+        if open_to_it:
             dcs.append(min(open_to_it, key=lambda d: p.at[d].ci))
             left[dcs[-1]] -= 1
             by_carbon += 1

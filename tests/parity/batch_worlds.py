@@ -39,8 +39,15 @@ class AnyTransport(AbstractFormulation):
 
     def problem(self, view: View, batch: Batch, placed: Array | None) -> AssignmentProblem:
         """That of the formulation that the number names."""
-        problems = [f.problem(view, batch, placed) for f in (Ilp(), IterativeIlp(solves=self.solves), GreenLlm())]
+        problems = [f.problem(view, batch, placed) for f in self._all()]
         return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves])[self.which], *problems)
+
+    def keeps_slo(self, view: View, batch: Batch, problem: AssignmentProblem) -> Array:
+        """Likewise."""
+        return jnp.stack([f.keeps_slo(view, batch, problem) for f in self._all()])[self.which]
+
+    def _all(self) -> tuple[AbstractFormulation, ...]:
+        return Ilp(), IterativeIlp(solves=self.solves), GreenLlm()
 
 
 class AnyBatch(AbstractBatchPolicy):

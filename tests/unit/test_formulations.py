@@ -203,3 +203,14 @@ def test_green_llm() -> None:
     assert_costs(problem, [[2900.0, 75.0 * 29.0, 2900.0], [6800.0, 75.0 * 68.0, 6800.0]])
     assert problem.feasible.tolist() == [[True, True, False], [True, False, False]] + [[False] * 3] * 4
     assert (problem.capacity.tolist(), problem.opening.tolist()) == ([1.0, 4.0, 4.0], [0.0] * 3)
+
+
+def test_the_fallback_of_green_llm_keeps_to_the_slo() -> None:
+    """Nothing keeps the deadline of 5 s; the budgets of TTFT and TPOT are kept where the way is short, of rows that are requests."""
+    far = [{"rtt_s": 6.0}, {"rtt_s": 8.0}, {"rtt_s": 6.0}]
+    view, batch = view_of(fleet_with(slo_ttft_s=7.0, slo_tpot_s=1.0), far, MEANS), batch_of([4.0, 8.0], [2.0, 4.0])
+    problem = ask(GreenLlm(), view, batch)
+    assert not np.any(problem.feasible)
+    kept = GreenLlm().keeps_slo(view, batch, problem)
+    assert kept.tolist() == [[True, False, True]] * 2 + [[False] * 3] * 4
+    assert Ilp().keeps_slo(view, batch, problem) is problem.feasible

@@ -24,17 +24,12 @@ def settled(place: list[int], feasible: Any, capacity: list[float], dealt: int =
     """Where the requests of a batch go that a solver has placed at `place` (-1: not at all), and what is told of it."""
     n, batch = len(place), batch_of([1.0] * len(place), room=8)
     pad = 8 - n
-    problem = AssignmentProblem(
-        cost=jnp.ones((8, 3)),
-        feasible=jnp.asarray(np.concatenate([np.broadcast_to(np.asarray(feasible, bool), (n, 3)), np.zeros((pad, 3), bool)])),
-        capacity=jnp.asarray(capacity),
-        opening=jnp.zeros(3),
-    )
+    allowed = jnp.asarray(np.concatenate([np.broadcast_to(np.asarray(feasible, bool), (n, 3)), np.zeros((pad, 3), bool)]))
     status = OPTIMAL if max(place) >= 0 else INFEASIBLE
     answer = Solution(jnp.array(place + [-1] * pad, jnp.int32), jnp.float64(7.0), jnp.float64(6.0), jnp.int32(status), jnp.float64(np.nan))
     view = view_of(fleet_with(), [{"ci": grams} for grams in ci])
     memory = Memory(jnp.int32(5), jnp.int32(dealt))
-    got, after, told = _settle(as_arrays(view), batch, problem, answer, jnp.int32(2), memory)
+    got, after, told = _settle(as_arrays(view), batch, allowed, jnp.asarray(capacity), answer, jnp.int32(2), memory)
     assert (int(told.status), float(told.objective), float(told.bound), int(told.solves)) == (status, 7.0, 6.0, 2)
     assert (int(after.lowest) - 5, int(after.dealt) - dealt) == (int(told.lowest), int(told.dealt))
     return got[:n].tolist(), told

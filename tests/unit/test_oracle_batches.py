@@ -170,6 +170,10 @@ class TestGreenLlm:
         r = simulate(replace(self.S, rtt_s=[[1.5, 1.5]]))
         assert (r.dc, r.batches[0].status, r.batches[0].in_turn) == ([0], "empty", 1)
 
+    def test_too_long_for_its_deadline_goes_where_the_slo_is_kept(self):
+        r = simulate(replace(self.S, rtt_s=[[1.5, 1.5]], slo_ttft_s=9.0, slo_tpot_s=9.0))
+        assert (r.dc, r.batches[0].status, r.batches[0].by_carbon) == ([1], "empty", 1)
+
 
 class TestMoer:
     def test_cap(self):
