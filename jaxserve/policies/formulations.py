@@ -30,8 +30,8 @@ class AbstractFormulation(eqx.Module):
     solves: int = eqx.field(static=True, default=1)  # at most, each from the assignment before it
 
     @abstractmethod
-    def problem(self, view: View, batch: Batch, placed: Array | None) -> AssignmentProblem:
-        """The problem of one scheduler; `placed` [N] is the assignment of the solve before (-1: not placed), None for the first."""
+    def problem(self, view: View, batch: Batch, placed: Array) -> AssignmentProblem:
+        """The problem of one scheduler; `placed` [N] is the assignment of the solve before (-1: not placed), nowhere for the first."""
 
     def keeps_slo(self, view: View, batch: Batch, problem: AssignmentProblem) -> Array:
         """[N, D] where the fallback may send requests: DCs that keep their SLO, for most formulations those of the first `problem`."""
@@ -41,7 +41,7 @@ class AbstractFormulation(eqx.Module):
 class Ilp(AbstractFormulation):
     """Every request to a DC that keeps its SLO, none over its headroom, at the least carbon."""
 
-    def problem(self, view: View, batch: Batch, placed: Array | None) -> AssignmentProblem:
+    def problem(self, view: View, batch: Batch, placed: Array) -> AssignmentProblem:
         """Cost c, capacity H."""
         expected = _estimates(view, batch)
         cost = _grams(view, jax.vmap(energy_j, in_axes=(None, 0, 0))(view, batch.isl, batch.osl))
@@ -51,10 +51,8 @@ class Ilp(AbstractFormulation):
 class IterativeIlp(AbstractFormulation):
     """The ILP, solved again with its own assignment in the estimates until it repeats or `solves` are made."""
 
-    def problem(self, view: View, batch: Batch, placed: Array | None) -> AssignmentProblem:
+    def problem(self, view: View, batch: Batch, placed: Array) -> AssignmentProblem:
         """Like the ILP's, each request seeing the others of the window where they were placed before."""
-        if placed is None:
-            return Ilp().problem(view, batch, None)
         mine = placed[:, None] == jnp.arange(view.ci.shape[0])  # [N, D]
         isl = jnp.where(mine, batch.isl[:, None], 0.0)
         others = (jnp.sum(mine, axis=0) - mine) / view.engines
@@ -69,7 +67,8 @@ class IterativeIlp(AbstractFormulation):
         feasible = jax.vmap(lambda v, i, o: estimate(v, i, o).feasible, in_axes=(axes, 0, 0))(rows, batch.isl, batch.osl)
         cost = _grams(view, jax.vmap(energy_j, in_axes=(axes, 0, 0))(rows, batch.isl, batch.osl))
         # A request that no DC can serve any more keeps its DC; one that was in no earlier solve is in none.
-        feasible = jnp.where(jnp.any(feasible, axis=1, keepdims=True), feasible, mine) & (placed >= 0)[:, None]
+        again = jnp.where(jnp.any(feasible, axis=1, keepdims=True), feasible, mine) & (placed >= 0)[:, None]
+        feasible = jnp.where(jnp.any(placed >= 0), again, feasible)
         return _assignment(view, batch, cost, feasible)
 
 
@@ -86,7 +85,7 @@ class FacilityMilp(AbstractFormulation):
         """From names."""
         return cls(f_const=np.bool_(variant == "f_const"), c_full=np.bool_(variant == "c_full"), exp_idle=np.bool_(idle_share == "exp"))
 
-    def problem(self, view: View, batch: Batch, placed: Array | None) -> AssignmentProblem:
+    def problem(self, view: View, batch: Batch, placed: Array) -> AssignmentProblem:
         """Cost c_m (or c), capacity H, opening f."""
         fleet = view.fleet
         expected = _estimates(view, batch)
@@ -108,7 +107,7 @@ class FacilityMilp(AbstractFormulation):
 class GreenLlm(AbstractFormulation):
     """The study's port of Green-LLM: energies that know no load, and every DC that keeps a deadline of 5 s without one."""
 
-    def problem(self, view: View, batch: Batch, placed: Array | None) -> AssignmentProblem:
+    def problem(self, view: View, batch: Batch, placed: Array) -> AssignmentProblem:
         """Cost from a request alone on an engine, capacity H."""
         fleet = view.fleet
         alone = fleet.prefill_energy.e_pre0 + batch.osl * fleet.decode_energy.e_dec0 + marginal_energy_j(fleet, batch.isl, batch.osl)

@@ -1,6 +1,5 @@
 """Policies that solve an assignment problem each window: on the device inside the compiled run, or on the host between its steps."""
 
-from functools import partial
 from typing import Protocol
 
 import equinox as eqx
@@ -54,19 +53,21 @@ class OnDevice(AbstractBatchPolicy):
     def decide(self, view: View, batch: Batch, memory: Memory) -> tuple[Array, Memory, Solved]:
         """Solves, perhaps again and again, and lets the fallback place what the solver did not."""
         ask, solve = self.formulation.problem, self._solve
-        first = ask(view, batch, None)
-        solution = solve(first)
+        first = ask(view, batch, _nowhere(batch))
+        if self.formulation.solves == 1:
+            made, solution = jnp.int32(1), solve(first)
+        else:
+            blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(solve, first))
+            start = (jnp.int32(0), eqx.tree_at(lambda s: s.place, blank, _nowhere(batch)), jnp.asarray(True))
 
-        def again(carry: tuple[Array, Solution, Array]) -> tuple[Array, Solution, Array]:
-            made, best, _ = carry
-            new = solve(ask(view, batch, best.place))
-            better = _any_placed(new)
-            same = jnp.all(new.place == best.place) | ~better
-            return made + 1, jax.tree.map(lambda n, b: jnp.where(better, n, b), new, best), ~same
+            def again(carry: tuple[Array, Solution, Array]) -> tuple[Array, Solution, Array]:
+                made, best, _ = carry
+                new = solve(ask(view, batch, best.place))
+                better = jnp.any(jnp.asarray(new.place) >= 0)
+                changed = better & jnp.any(new.place != best.place)
+                return made + 1, jax.tree.map(lambda n, b: jnp.where(better | (made == 0), n, b), new, best), changed
 
-        made = jnp.int32(1)
-        if self.formulation.solves > 1:
-            start = (made, solution, _any_placed(solution))
+            # One solve in the loop, the first included: a second one would take as long to compile.
             made, solution, _ = jax.lax.while_loop(lambda c: c[2] & (c[0] < self.formulation.solves), again, start)
         return settle(view, batch, self.formulation.keeps_slo(view, batch, first), first.capacity, solution, made, memory)
 
@@ -78,8 +79,9 @@ class OnDevice(AbstractBatchPolicy):
         return jnp.stack([memory.lowest, memory.dealt])
 
 
-def _any_placed(solution: Solution) -> Array:
-    return jnp.any(jnp.asarray(solution.place) >= 0)
+def _nowhere(batch: Batch) -> Array:
+    """No assignment yet: [N]."""
+    return jnp.full(batch.isl.shape, -1, jnp.int32)
 
 
 def settle(
@@ -199,7 +201,7 @@ def _ask(
 ) -> tuple[Batch, Array, View, AssignmentProblem]:
     batch, at = gather(arrivals, requests, jnp.asarray(k, jnp.int32))
     view = batch_views(snapshot_views(fleet, snapshot), schedulers, batch)
-    problem = jax.vmap(partial(formulation.problem, placed=None), in_axes=(view_axes(view), 0))(view, batch)
+    problem = _ask_again(formulation, view, batch, _nowhere(batch))
     return batch, at, view, problem
 
 

@@ -37,7 +37,7 @@ class AnyTransport(AbstractFormulation):
 
     which: ArrayLike = 0  # [] int32, place in TRANSPORT
 
-    def problem(self, view: View, batch: Batch, placed: Array | None) -> AssignmentProblem:
+    def problem(self, view: View, batch: Batch, placed: Array) -> AssignmentProblem:
         """That of the formulation that the number names."""
         problems = [f.problem(view, batch, placed) for f in self._all()]
         return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves])[self.which], *problems)

@@ -26,9 +26,9 @@ def _ask(formulation: AbstractFormulation, view: View, batch: Batch, placed: Any
 
 def ask(formulation: AbstractFormulation, view: View, batch: Batch, placed: list[int] | None = None) -> AssignmentProblem:
     """The problem, compiled; `placed` for the requests there are, blank places after them."""
-    if placed is not None:
-        placed = jnp.array(placed + [-1] * (batch.isl.shape[0] - len(placed)), jnp.int32)
-    return _ask(as_arrays(formulation), *as_arrays((view, batch)), placed)
+    placed = placed or []
+    where = jnp.array(placed + [-1] * (batch.isl.shape[0] - len(placed)), jnp.int32)
+    return _ask(as_arrays(formulation), *as_arrays((view, batch)), where)
 
 
 def joules(isl: float, osl: float, b: float, q: float) -> float:
