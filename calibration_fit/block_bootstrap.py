@@ -26,6 +26,7 @@ INSIDE = 0.02
 def time_blocks(at: np.ndarray, stay_s: float) -> np.ndarray:
     """Block number [R] of times `at`: blocks of equal counts, each some times as long as `stay_s`, the typical stay of a request."""
     n = int(np.clip((at.max() - at.min()) / max(STAYS_PER_BLOCK * stay_s, 1e-9), FEWEST_BLOCKS, MOST_BLOCKS))
+    n = min(n, len(at))
     rank = np.argsort(np.argsort(at, kind="stable"), kind="stable")
     return rank * n // len(at)
 
@@ -38,7 +39,7 @@ def drawn_counts(block: np.ndarray, samples: int, seed: int = 0) -> np.ndarray:
 
 def block_interval(bounds: Sequence[Bound], theta: np.ndarray, size: np.ndarray, redrawn: np.ndarray, blocks: int) -> Bootstrap:
     """Percentile intervals of refits `redrawn` [K, C] about `theta` [C], widened for the few blocks (t for normal, and the share of the
-    spread that the fitted coefficients take up), inside the `bounds`.
+    spread that the fitted coefficients take up), and not below 0 where the `bounds` are.
 
     An end below a millionth of the coefficient's `size` [C] is 0: the optimiser only comes near to a bound.
     """
@@ -47,7 +48,8 @@ def block_interval(bounds: Sequence[Bound], theta: np.ndarray, size: np.ndarray,
     left = max(blocks - free, 1)
     low, high = theta + small_sample(left) * np.sqrt(blocks / left) * (np.percentile(redrawn, [tail, 100.0 - tail], axis=0) - theta)
     bounded = np.array([bound is not Bound.FREE for bound in bounds])
-    return Bootstrap(redrawn, np.where(bounded & (low < 1e-6 * size), 0.0, low), high, LEVEL)
+    low, high = (np.where(bounded & (end < 1e-6 * size), 0.0, end) for end in (low, high))
+    return Bootstrap(redrawn, low, high, LEVEL)
 
 
 def bootstrap_blocks(result: FitResult, block: np.ndarray, samples: int) -> Bootstrap:

@@ -41,6 +41,11 @@ def rows_below_floor(rows: Rows, table: str) -> list[str]:
     ]
 
 
+def not_converged(result: FitResult) -> list[str]:
+    """A sentence if the fit stopped short of its optimum."""
+    return [] if result.converged else [f"{result.form.table}: the fit of {result.rows.setup} has not converged."]
+
+
 def check_fit(result: FitResult) -> list[str]:
     """Sentences on what the fitted curve does over its valid range that a step cannot do; empty when all is well."""
     table, rows = result.form.table, result.rows

@@ -8,19 +8,37 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel, ValidationError
 
 from calibration_fit.forms import PREFILL_TIME
 from calibration_fit.holdout import grouped_mape
+from calibration_fit.joint import only_static_batches
 from calibration_fit.measurements import Measurements, in_memory, one_setup, read_measurements
-from calibration_fit.output import TABLES, Borrowed, coefficients_table, write_coefficients
+from calibration_fit.output import TABLES, Borrowed, check_out, coefficients_table, write_coefficients
 from calibration_fit.pipeline import fit_setups
 from calibration_fit.report import write_report
 from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES
 from calibration_fit.vllm_json import read_vllm
-from jaxserve.errors import InputError
-from jaxserve.perf.coefficients import load_coefficients, shipped_names
+from jaxserve.errors import InputError, explain
+from jaxserve.perf.coefficients import (
+    DecodeEnergyCoefficients,
+    DecodeTimeCoefficients,
+    PowerCoefficients,
+    PrefillEnergyCoefficients,
+    PrefillTimeCoefficients,
+    load_coefficients,
+    shipped_names,
+)
 from jaxserve.perf.power import PrefillEnergy
 
+TABLE_MODELS: dict[str, type[BaseModel]] = {
+    "prefill_time": PrefillTimeCoefficients,
+    "decode_time": DecodeTimeCoefficients,
+    "prefill_energy": PrefillEnergyCoefficients,
+    "decode_energy": DecodeEnergyCoefficients,
+    "power": PowerCoefficients,
+}
+"""What a base file may hold; none of it has to be there."""
 IDLE_W, HOST_W = 60.0, 300.0
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -48,6 +66,7 @@ def calibrate(
     try:
         if form not in ("auto", "study", "two_piece"):
             raise InputError(f"--form {form!r} is none of auto, study, two_piece.")
+        check_out(out, report)
         chosen = {"model": model, "tp": None if tp is None else str(tp), "gpu": gpu}
         chosen = {k: v for k, v in chosen.items() if v is not None}
         data, left_out = _read(measurements, chosen, _pairs(where or []), (batch, isl, osl))
@@ -57,8 +76,10 @@ def calibrate(
         if "prefill_time" in known:
             prefill["prefill_time"] = PREFILL_TIME.module(**known["prefill_time"])
         if "prefill_energy" in known:
-            prefill["prefill_energy"] = PrefillEnergy(**{"e_pre0": 0.0, "e_pre_sq": 0.0, **known["prefill_energy"]})
+            prefill["prefill_energy"] = PrefillEnergy(**known["prefill_energy"])
         fit = fit_setups([data], decode_form=form, prefill={setup: prefill}, samples=samples)[0]
+        if not ("prefill_time" in fit.tables and only_static_batches(data)):
+            left_out += _without_decode(data)
         ranges = known.get("valid_range", {})
         borrowed = {t: Borrowed(known[t], f"taken from {base}", True, ranges.get(t, {})) for t in TABLES if t in known}
         table = coefficients_table(fit, borrowed=borrowed, power=_power(idle_w, host_w, known, base))
@@ -92,8 +113,17 @@ def _read(
             fits = in_memory(m)
             if not fits.all():
                 left_out.append(f"{path}: rows {', '.join(map(str, m.row[~fits]))}: their cache does not fit beside the weights, left out")
-            found.append(m.select(fits))
+            if fits.any():
+                found.append(m.select(fits))
+    if not found:
+        raise InputError("; ".join(left_out) + ": nothing is left to fit.")
     return found, left_out
+
+
+def _without_decode(data: list[Measurements]) -> list[str]:
+    """Static batches of one output token, which only count where prefill is fitted to static batches."""
+    alone = [(m.source.path, m.row[m.osl < 2]) for m in data if m.phase == "end_to_end" and (m.osl < 2).any()]
+    return [f"{path}: rows {', '.join(map(str, rows))}: osl = 1 holds no decode step, left out" for path, rows in alone]
 
 
 def _pairs(where: list[str]) -> dict[str, str]:
@@ -111,6 +141,11 @@ def _base(path: Path | None) -> dict[str, Any]:
         return load_coefficients(str(path)).model_dump(exclude_none=True)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        for name in table.keys() & TABLE_MODELS.keys():
+            try:
+                table[name] = TABLE_MODELS[name].model_validate(table[name]).model_dump(exclude_none=True)
+            except ValidationError as error:
+                raise InputError(f"{path}: {explain(error, table[name], TABLE_MODELS[name], name)}") from None
         ranges = table.get("valid_range", {})
         if not isinstance(ranges, dict) or not all(isinstance(part, dict) for part in ranges.values()):
             raise InputError(f"{path}: valid_range must hold a table of ranges for each table")

@@ -24,8 +24,8 @@ COLUMNS: dict[str, Column] = {
     "seq_len": Column("tokens", "prompt length of every request of a prefill step", 0, 1e8),
     "lengths": Column("", "prompt lengths of a prefill step, separated by spaces, instead of seq_len or sum_sq"),
     "sum_sq": Column("tokens^2", "sum of (c+n)^2 - c^2 over the pieces of a prefill step (default batch * seq_len^2)", 0, 1e16),
-    "cached_tokens": Column("tokens", "cached tokens of the whole batch in a decode step, K", -1, 1e10),
-    "mean_ctx": Column("tokens", "cached tokens a request, K/B, instead of cached_tokens", -1, 1e8),
+    "cached_tokens": Column("tokens", "cached tokens of the whole batch in a decode step, K", 0, 1e10),
+    "mean_ctx": Column("tokens", "cached tokens a request, K/B, instead of cached_tokens", 0, 1e8),
     "isl": Column("tokens", "end_to_end: prompt length of every request", 0, 1e8),
     "osl": Column("tokens", "end_to_end: tokens every request generates, the first one included", 0, 1e8),
     "time_s": Column("s", "duration of the step, or of the whole static batch", 0, 1e6),
@@ -130,6 +130,7 @@ LAYOUTS = (
             "p95_itl_ms", "p99_itl_ms", "tp", "dp", "ep",
         ),
         single=("task", "precision"),
+        only={"dp": "1"},
         note="run averages, prefill inside",
     ),
 )  # fmt: skip

@@ -17,7 +17,7 @@ SMALL = 40
 SCHEMES = ("batch", "length", "random", "one")
 """What is left out together: all rows of a batch size, all rows of a length, rows at random (three deals; the data's README does this, and
 it is too kind, since neighbours of a held-out row on the grid stay in), or each row alone (only with at most SMALL rows). A log is
-held out by `time` instead: fifths of its rows, which are in order of time."""
+held out by `time` instead: stretches of its rows, which are in order of time."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from calibration_fit.checks import check_fit
+from calibration_fit.checks import check_fit, not_converged, rows_below_floor
 from calibration_fit.fit import FitResult, fit_all
 from calibration_fit.forms import DECODE_TIME, PREFILL_TIME, Form
 from calibration_fit.holdout import hold_out
@@ -100,7 +100,8 @@ def fit_static_batches(group: Sequence[Measurements], samples: int, delta: float
         if form is PREFILL_TIME:
             said.append(f"Whole batches do not resolve a bend: one slope is fitted{', and b2 held at 0' if 'b2' in result.fixed else ''}.")
         told = replace(identity, sentences=tuple(said or [PINNED]))
-        tables[form.table] = TableFit(part, held, interval, told, tuple(check_fit(part)))
+        warnings = (*not_converged(part), *rows_below_floor(part.rows, form.table), *check_fit(part))
+        tables[form.table] = TableFit(part, held, interval, told, warnings)
     return tables
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibration_fit.block_bootstrap import FEWEST_BLOCKS, bootstrap_blocks, time_blocks
-from calibration_fit.checks import check_fit, rows_below_floor
+from calibration_fit.checks import check_fit, not_converged, rows_below_floor
 from calibration_fit.fit import FitResult, fit_all
 from calibration_fit.forms import PREFILL_TIME
 from calibration_fit.holdout import HoldOut, hold_out
@@ -88,7 +88,7 @@ def fit_log(
         waits = f"no queue_wait_s: prefill rests on the {told} of {len(log)} requests whose admission can be told"
     stay_s = float(np.median((log.finish_s - log.arrival_s)[fit]))
     tables = {
-        "prefill_time": _prefill_table(pre, np.array([run.start for e in engines for run in e.used]), stay_s, samples),
+        "prefill_time": _prefill_table(pre, np.sort(_began_s(engines)), stay_s, samples),
         "decode_time": _decode_table(log, engines, stay_s, setup, source, samples),
     }
     return LogFit(SetupFit(setup, tables), waits)
@@ -104,8 +104,20 @@ def _lengths(runs: list[Run]) -> np.ndarray:
 
 
 def _prefill(engines: list[Engine], setup: Setup, source: Source, budget: int) -> FitResult:
-    rows = concatenated([prefill_rows(e.log, e.used, setup, source, budget) for e in engines if e.used])
+    """The fit to the runs that may be used, in order of time."""
+    parts = [prefill_rows(e.log, e.used, setup, source, budget) for e in engines if e.used]
+    if not parts:
+        raise InputError(
+            f"{source.path}: no stretch of prefill lies wholly within the requests to fit to, so nothing tells how long prefill takes: "
+            "the server prefills without a pause, or queue_wait_s is not the time until admission"
+        )
+    rows = concatenated(parts).select(np.argsort(_began_s(engines), kind="stable"))
     return fit_all([rows], PREFILL_TIME, delta=DELTA)[0]
+
+
+def _began_s(engines: list[Engine]) -> np.ndarray:
+    """When each used run began, engine by engine."""
+    return np.array([run.start for e in engines for run in e.used])
 
 
 def _inferred(
@@ -150,7 +162,8 @@ def _decode_table(log: RequestLog, engines: list[Engine], stay_s: float, setup: 
     _enough(log.name, int(keep.sum()), "requests made more than one token and are")
     lives = Lives(t, osl - 1.0, keep, time_blocks(arrival[keep], stay_s))
     rows = life_rows(lives, line[keep], setup, source)
-    part = np.minimum(BLOCKS * arrival / max(float(arrival[keep].max()), 1e-9), BLOCKS - 1).astype(int) % 2
+    part = np.zeros(len(keep), int)
+    part[keep] = np.argsort(np.argsort(arrival[keep], kind="stable")) * BLOCKS // keep.sum() % 2
     tried = [decode_held(lives, rows, held, part) for held in (REDUCED, {})]
     whole = tried[1].mape_all < PREFER_WHOLE * tried[0].mape_all
     result = decode_result(lives, rows, {} if whole else REDUCED)
@@ -165,7 +178,7 @@ def _decode_table(log: RequestLog, engines: list[Engine], stay_s: float, setup: 
 
 
 def _table(result: FitResult, held: dict[str, HoldOut], intervals: Bootstrap, identity: Identifiability, warnings: list[str]) -> TableFit:
-    warnings = [*warnings, *rows_below_floor(result.rows, result.form.table), *check_fit(result)]
+    warnings = [*warnings, *not_converged(result), *rows_below_floor(result.rows, result.form.table), *check_fit(result)]
     return TableFit(result, held, intervals, identity, tuple(warnings))
 
 

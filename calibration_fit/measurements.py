@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,10 +88,25 @@ def read_measurements(
     path = Path(path)
     try:
         content = path.read_bytes()
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True, encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        lines = list(csv.reader(io.StringIO(content.decode("utf-8-sig")), skipinitialspace=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: not a readable CSV file: {' '.join(str(error).split())}") from None
-    return from_table(table, Source(str(path), hashlib.sha256(content).hexdigest()), where=where, setup=setup, isl=isl)
+    return from_table(_table(lines, str(path)), Source(str(path), hashlib.sha256(content).hexdigest()), where=where, setup=setup, isl=isl)
+
+
+def _table(lines: list[list[str]], name: str) -> pd.DataFrame:
+    """The rows under their columns, as text; commas at the ends of lines and empty lines at the end of the file do not count."""
+    while lines and not any(lines[-1]):
+        lines.pop()
+    if not lines:
+        raise InputError(f"{name}: is empty: nothing to fit.")
+    head = lines[0]
+    while head and not head[-1].strip():
+        head = head[:-1]
+    for number, line in enumerate(lines[1:], 2):
+        if len(line) < len(head) or any(line[len(head) :]):
+            raise InputError(f"{name}: row {number}: holds {len(line)} fields under {len(head)} columns.")
+    return pd.DataFrame([line[: len(head)] for line in lines[1:]], columns=pd.Index(head), dtype=str)
 
 
 def from_table(
@@ -104,6 +121,8 @@ def from_table(
     name = source.path
     text: Any = table.astype(object).where(table.notna(), "").astype(str)
     table = text.rename(columns=lambda c: str(c).strip())
+    if table.columns.has_duplicates:
+        raise InputError(f"{name}: row 1: column {table.columns[table.columns.duplicated()][0]!r} is there twice; keep one.")
     layout = find_layout(table.columns)
     known = read_as(layout, table.columns) if layout else set(COLUMNS)
     unknown = [c for c in table.columns if c not in known and c not in INFORMATIONAL]
@@ -188,6 +207,10 @@ def _build(part: Any, setup: Setup, phase: str, source: Source) -> Measurements:
             n_tokens = batch * needed("seq_len", " (or 'tokens' and 'sum_sq', or 'lengths')")
         if sum_sq is None:
             sum_sq = batch * needed("seq_len", " (or 'sum_sq', or 'lengths')") ** 2
+        short = np.flatnonzero(n_tokens < batch)
+        if len(short):
+            i = short[0]
+            raise InputError(f"{name}: row {row[i]}: tokens is {n_tokens[i]:g} for {batch[i]:g} prompts; each has one token at least.")
         length = seq_len if seq_len is not None else np.round(n_tokens / batch)
     elif phase == "decode":
         cached = numbers("cached_tokens")
@@ -196,10 +219,15 @@ def _build(part: Any, setup: Setup, phase: str, source: Source) -> Measurements:
         length = np.round(cached / batch)
     else:
         isl, osl = needed("isl"), needed("osl")
+        for column, values in (("batch", batch), ("isl", isl), ("osl", osl)):
+            broken = np.flatnonzero(values != np.round(values))
+            if len(broken):
+                raise InputError(f"{name}: row {row[broken[0]]}: {column} of a static batch is {values[broken[0]]:g}, no whole number.")
         length = isl
     energy, power = numbers("energy_j"), numbers("avg_power_w_per_gpu")
-    if energy is None:
-        energy = power * setup.tp * time_s if power is not None else nothing
+    energy = nothing if energy is None else energy
+    if power is not None:
+        energy = np.where(np.isfinite(energy), energy, power * setup.tp * time_s)
     m = Measurements(setup, phase, source, row, batch, length, n_tokens, sum_sq, cached, isl, osl, time_s, energy)
     check_plausible(m)
     return m
@@ -236,8 +264,11 @@ def _lengths(text: str, name: str, row: int) -> list[float]:
         values = [float(v) for v in text.split()]
     except ValueError:
         values = []
-    if not values or min(values) <= 0 or not np.isfinite(values).all():
-        raise InputError(f"{name}: row {row}: lengths is {text!r}; it must be prompt lengths above 0, separated by spaces.")
+    longest = COLUMNS["seq_len"].high or np.inf
+    if not values or min(values) <= 0 or not max(values) < longest:
+        raise InputError(
+            f"{name}: row {row}: lengths is {text!r}; it must be prompt lengths above 0 and below {longest:g}, separated by spaces."
+        )
     return values
 
 

@@ -92,7 +92,21 @@ def write_coefficients(path: Path, table: Mapping[str, Any], comment: str = "") 
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:
+        part.unlink(missing_ok=True)
         raise InputError(f"{path}: cannot be written: {error}") from None
+
+
+def check_out(out: Path, report: Path | None) -> None:
+    """Raise `InputError`, before anything takes time, when the file `out` or the folder `report` cannot be written."""
+    if not out.name or out.is_dir():
+        raise InputError(f"{out}: is a folder; name the coefficients file to write.")
+    if not out.parent.is_dir():
+        raise InputError(f"{out}: there is no folder {out.parent}; make it first.")
+    if report is not None:
+        try:
+            report.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{report}: cannot be the folder of the report: {error.strerror or error}") from None
 
 
 def _coefficients(t: TableFit) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from calibration_fit.checks import check_fit, rows_below_floor
+from calibration_fit.checks import check_fit, not_converged, rows_below_floor
 from calibration_fit.fit import fit_all
 from calibration_fit.forms import DECODE_ENERGY, DECODE_TIME, PREFILL_ENERGY, PREFILL_TIME, TWO_PIECE_DECODE_TIME, Form
 from calibration_fit.holdout import grouped_mape, hold_out
@@ -50,8 +50,13 @@ def fit_setups(
     fixed = {k: dict(v) for k, v in (fixed or {}).items()}
     fitted: list[dict[str, TableFit]] = [{} for _ in groups]
     for i, group in enumerate(groups):
-        if only is None and only_static_batches(group) and "prefill_time" not in (prefill or {}).get(setups[i], {}):
-            fitted[i] |= fit_static_batches(group, samples, delta)
+        if only is None and decode_form != "two_piece" and only_static_batches(group):
+            try:
+                fitted[i] |= fit_static_batches(group, samples, delta)
+            except InputError:
+                # What the rows tell comes first; known prefill is for rows that do not tell it.
+                if "prefill_time" not in (prefill or {}).get(setups[i], {}):
+                    raise
     for form in (PREFILL_TIME, PREFILL_ENERGY, DECODE_TIME, DECODE_ENERGY):
         rows: dict[int, Rows] = {}
         for i, group in enumerate(groups):
@@ -107,16 +112,17 @@ def _fit_tables(rows: list[Rows], candidates: list[Form], hold: dict[str, float]
         intervals = bootstrap([results[p] for p in mine], samples)
         for p, interval in zip(mine, intervals, strict=True):
             result = results[p]
-            warnings = [] if result.converged else [f"{form.table}: the fit of {result.rows.setup} has not converged."]
-            warnings += rows_below_floor(result.rows, form.table) + check_fit(result)
+            warnings = not_converged(result) + rows_below_floor(result.rows, form.table) + check_fit(result)
             alternatives = {t[0].name: t[3][p] for t in tried}
             out[p] = TableFit(result, held[p], interval, identify(result), tuple(warnings), alternatives)
     return [t for t in out if t is not None]
 
 
 def _bears_on(group: Sequence[Measurements], form: Form) -> bool:
-    phases = ("prefill",) if form.table.startswith("prefill") else ("decode", "end_to_end")
-    return any(m.phase in phases and m.has(form.quantity).any() for m in group)
+    measured = [(m, m.has(form.quantity)) for m in group]
+    if form.table.startswith("prefill"):
+        return any(m.phase == "prefill" and has.any() for m, has in measured)
+    return any((m.phase == "decode" and has.any()) or (m.phase == "end_to_end" and (has & (m.osl >= 2)).any()) for m, has in measured)
 
 
 def _few(rows: Rows, form: Form) -> bool:

@@ -25,8 +25,12 @@ def check_plausible(m: Measurements) -> None:
         per_token = float(np.median(m.time_s / m.n_tokens))
         if middle > 2.0 and per_token > SLOWEST_PREFILL_S_PER_TOKEN:
             raise InputError(f"{name}: row {first} on: prefill of {m.setup} takes {per_token:g} s a token at the median; {ms_hint}")
-    if m.phase == "end_to_end" and np.median(m.time_s / m.osl) > SLOWEST_DECODE_S:
-        raise InputError(f"{name}: row {first} on: static batches of {m.setup} take over {SLOWEST_DECODE_S:g} s a token; {ms_hint}")
+    slowest = (m.osl - 1.0) * SLOWEST_DECODE_S + m.batch * m.isl * SLOWEST_PREFILL_S_PER_TOKEN
+    if m.phase == "end_to_end" and np.median(m.time_s / slowest) > 1.0:
+        raise InputError(
+            f"{name}: row {first} on: static batches of {m.setup} take more than {SLOWEST_DECODE_S:g} s a decode step and "
+            f"{SLOWEST_PREFILL_S_PER_TOKEN:g} s a prompt token; {ms_hint}"
+        )
     fast = np.flatnonzero(m.time_s < FASTEST_STEP_S)
     if len(fast):
         i = fast[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ import typer
 from calibration_fit import published as pub
 from calibration_fit.holdout import grouped_mape
 from calibration_fit.measurements import Setup
-from calibration_fit.output import coefficients_table, write_coefficients
+from calibration_fit.output import check_out, coefficients_table, write_coefficients
 from calibration_fit.pipeline import fit_setups
 from calibration_fit.report import write_report
 from calibration_fit.results import SetupFit, TableFit
@@ -132,7 +131,7 @@ def _direct(data: Path, composed, hardware: str, keys, samples: int) -> dict[tup
         prefill = {g[0].setup: {"prefill_time": composed[k]["prefill_time"].result.module} for g, k in zip(groups, mine, strict=True)}
         fixed = {"decode_time": {"batch_knee": composed[mine[0]]["decode_time"].result.coefficients["batch_knee"]}} if moe else {}
         form = "two_piece" if moe else "study"
-        fits = fit_setups(groups, decode_form=form, prefill=prefill, fixed=fixed, samples=samples)
+        fits = fit_setups(groups, decode_form=form, prefill=prefill, fixed=fixed, only=("decode_time",), samples=samples)
         out |= {k: f.tables["decode_time"] for k, f in zip(mine, fits, strict=True)}
     return out
 
@@ -146,11 +145,11 @@ def write(
 ) -> None:
     """Regenerate all shipped coefficients files into OUT."""
     try:
-        files = regenerate(data, samples)
         out.mkdir(parents=True, exist_ok=True)
+        check_out(out / "any.toml", report)
+        files = regenerate(data, samples)
         for name, (_, table) in files.items():
             write_coefficients(out / f"{name}.toml", table, "Written by python -m calibration_fit.regenerate; do not edit by hand.")
-            tomllib.loads((out / f"{name}.toml").read_text())
         if report is not None:
             write_report(report, [fit for fit, _ in files.values()])
     except (InputError, FileNotFoundError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,11 +22,10 @@ SCALE = {"time_s": (1e3, "ms"), "energy_j": (1.0, "J")}
 
 
 def write_report(folder: Path, fits: Sequence[SetupFit]) -> Path:
-    """Write report.md and its PNG figures for the given setups; returns the page's path."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write report.md and its PNG figures for the given setups into a folder that is there; returns the page's path."""
     lines = ["# Calibration report", "", *_summary(fits)]
     for fit in fits:
-        stem = f"{fit.setup.model}_tp{fit.setup.tp}_{fit.setup.gpu}".lower().replace("/", "-")
+        stem = re.sub(r"[^a-z0-9._-]+", "-", f"{fit.setup.model}_tp{fit.setup.tp}_{fit.setup.gpu}".lower())
         lines += ["", f"## {fit.setup}"]
         for table, t in fit.tables.items():
             name = f"{stem}_{table}.png"

@@ -18,11 +18,11 @@ import typer
 
 from calibration_fit.log_fit import TOKEN_BUDGET, LogFit, fit_log
 from calibration_fit.measurements import Setup, Source
-from calibration_fit.output import Borrowed, coefficients_table, write_coefficients
+from calibration_fit.output import Borrowed, check_out, coefficients_table, write_coefficients
 from calibration_fit.report import write_report
 from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES
 from jaxserve.errors import InputError
-from jaxserve.perf.coefficients import Coefficients, load_coefficients, parse_coefficients
+from jaxserve.perf.coefficients import Coefficients, load_coefficients
 from jaxserve.perf.request_log import parse_log, parse_where
 
 
@@ -56,6 +56,7 @@ def main(
 ) -> None:
     """Fit prefill and decode step times to a server's request log."""
     try:
+        check_out(out, report)
         if not 0 < share <= 1:
             raise InputError(f"--share {share:g}: must be above 0 and at most 1")
         named, content = _setup(setup), _read(log)
@@ -70,7 +71,6 @@ def main(
         found = fit_log(read, named, source, fit=counted, budget=max_num_batched_tokens, samples=samples)
         until = f"the first {counted.sum()} of {len(read)} requests, up to {read.arrival_s[counted][-1]:g} s" if share < 1 else ""
         table = coefficients_of(found, energy, energy_from, until)
-        parse_coefficients(table, str(out))
         write_coefficients(out, table)
         page = write_report(report, [found.fit]) if report is not None else None
     except InputError as error:

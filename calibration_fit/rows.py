@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.measured)
 
+    def select(self, which: np.ndarray) -> Rows:
+        """The rows of these places, in that order."""
+        by_row = ("file", "row", "batch", "length", "term_weight", "offset", "measured", "end_to_end")
+        return replace(self, inputs=self.inputs[:, which], **{name: getattr(self, name)[which] for name in by_row})
+
     def predict(self, module: Callable[..., np.ndarray]) -> np.ndarray:
         """Predictions [R] of a module."""
         terms = np.asarray(module(*(np.asarray(x) for x in self.inputs)))
@@ -56,6 +61,8 @@ def make_rows(measurements: Sequence[Measurements], form: Form, prefill: Callabl
     parts = []
     for m in measurements:
         use = m.select(m.has(form.quantity))
+        if m.phase == "end_to_end":
+            use = use.select(use.osl >= 2)  # the first token is prefill's
         if len(use) and m.phase == wanted:
             parts.append(_step_rows(use, form))
         elif len(use) and m.phase == "end_to_end" and wanted == "decode":
@@ -122,7 +129,6 @@ def _step_rows(m: Measurements, form: Form) -> Rows:
 
 def _end_to_end_rows(m: Measurements, form: Form, prefill: Callable[..., np.ndarray]) -> Rows:
     """Static batches whose prefill is known."""
-    m = m.select(m.osl >= 2)
     inputs, weight = decode_terms(m)
     offset = np.array([prefill_total(prefill, b, n, form.quantity) for b, n in zip(m.batch, m.isl, strict=True)])
     return rows_of(m, inputs, weight, offset, getattr(m, form.quantity), True)

@@ -16,6 +16,9 @@ BOOTSTRAP_SAMPLES = 200
 LOOSE_SHARE = 0.5
 """A coefficient whose standard error exceeds this share of its value is called loose: its size, even its sign, is open."""
 
+SPECTRUM_FLOOR = 1e-14
+"""Of the greatest eigenvalue: smaller ones are rounding."""
+
 PINNED = "Every coefficient is pinned down by these data."
 
 
@@ -60,7 +63,7 @@ def bootstrap(results: Sequence[FitResult], samples: int = BOOTSTRAP_SAMPLES, le
     measured = np.ones((len(setup), n))
     for p, r in enumerate(results):
         error = np.clip((r.rows.measured / r.predicted - 1.0) / np.sqrt(1.0 - _leverage(r)), -0.9, 9.0)
-        error *= small_sample(len(r.rows) - len(r.theta))
+        error *= small_sample(len(r.rows) - len(free_places(r)))
         drawn = rng.choice(error - error.mean(), (samples, len(r.rows)))
         measured[setup == p, : len(r.rows)] = r.predicted * (1.0 + drawn)
     near = np.stack([r.theta for r in results])[setup]
@@ -104,7 +107,7 @@ def curvature(result: FitResult, slopes: np.ndarray, residual: np.ndarray, scale
     score = np.zeros((int(block.max()) + 1, c))
     np.add.at(score, block, scaled * slope[:, None])
     meat = score.T @ score / n
-    usable = np.maximum(values, 1e-14 * values.max())
+    usable = np.maximum(values, SPECTRUM_FLOOR * values.max())
     inverse = (vectors / usable) @ vectors.T
     covariance = inverse @ meat @ inverse / max(n - c, 1)
     error = np.sqrt(np.maximum(np.diag(covariance), 0.0)) * scale
@@ -124,7 +127,7 @@ def classical_covariance(result: FitResult) -> np.ndarray:
     slope = np.asarray(jax.vmap(jax.grad(lambda r: pseudo_huber(r, result.delta)))(residual))
     bend = np.asarray(jax.vmap(jax.grad(jax.grad(lambda r: pseudo_huber(r, result.delta))))(residual))
     values, vectors = np.linalg.eigh(scaled.T @ scaled)
-    inverse = (vectors / np.maximum(values, 1e-14 * values.max())) @ vectors.T
+    inverse = (vectors / np.maximum(values, SPECTRUM_FLOOR * values.max())) @ vectors.T
     variance = (slope**2).sum() / max(len(residual) - len(scale), 1) / bend.mean() ** 2
     return variance * inverse * np.outer(scale, scale)
 
@@ -139,14 +142,15 @@ def _words(result, names, theta, error, values, vectors) -> tuple[str, ...]:
             "the data push it to 0" if names[j] in result.at_bound else f"{theta[j]:.3g} +- {error[j]:.2g} {unit.get(names[j], '')}".strip()
         )
         out.append(f"{names[j]} is not pinned down by these data ({size}).")
-    condition = values.max() / max(values.min(), 1e-300)
+    flattest = max(values.min(), SPECTRUM_FLOOR * values.max())
+    condition, bound = values.max() / flattest, "at least " if values.min() < flattest else ""
     weak = vectors[:, 0]
     order = np.argsort(-np.abs(weak))
     together = [names[j] for j in order if abs(weak[j]) > 0.35]
     if condition > 1e4 and len(together) > 1:
         trade = " and ".join([", ".join(together[:-1]), together[-1]])
         out.append(
-            f"{trade} trade off against each other: the loss is {condition:.1g} times flatter along them than along "
+            f"{trade} trade off against each other: the loss is {bound}{condition:.1g} times flatter along them than along "
             "the best known direction."
         )
     if not out:

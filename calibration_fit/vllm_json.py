@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,18 @@ def _serving_row(path: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     tpot_s = _number(path, result, "mean_tpot_ms") / MS_PER_S
     itls = result.get("itls")
     # Without detail: every output token but the first takes one TPOT.
-    decoding = float(sum(sum(i) for i in itls)) if isinstance(itls, list) and itls else max(output - completed, 0.0) * tpot_s
+    if itls:
+        _check(path, "itls", itls, lambda one: isinstance(one, list) and all(map(_is_number, one)), "a list of times for each request")
+        decoding = float(sum(map(sum, itls)))
+    else:
+        decoding = max(output - completed, 0.0) * tpot_s
     batch = decoding / duration
     lens_in, lens_out = result.get("input_lens"), result.get("output_lens")
-    if isinstance(lens_in, list) and isinstance(lens_out, list) and sum(lens_out):
+    if lens_in and lens_out:
+        for key, lengths in (("input_lens", lens_in), ("output_lens", lens_out)):
+            _check(path, key, lengths, _is_number, "the length of each request")
+        if len(lens_in) != len(lens_out) or not sum(lens_out) > 0:
+            raise InputError(f"{path}: input_lens and output_lens do not go together: {len(lens_in)} and {len(lens_out)} requests.")
         # A step meets a request in proportion to the tokens it generates, half of them generated on average.
         isl, osl = np.asarray(lens_in, float), np.asarray(lens_out, float)
         context = float(np.sum(osl * (isl + osl / 2)) / np.sum(osl))
@@ -69,6 +77,15 @@ def _serving_row(path: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         context = (prompt + output / 2) / completed
     # Never below one: the time average holds idle moments, a step does not.
     return {"phase": "decode", "batch": max(batch, 1.0), "mean_ctx": context, "time_s": tpot_s}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value)) and value >= 0
+
+
+def _check(path: Path, key: str, values: Any, right: Callable[[Any], bool], what: str) -> None:
+    if not isinstance(values, list) or not all(map(right, values)):
+        raise InputError(f"{path}: {key} must hold {what}.")
 
 
 def _number(path: Path, result: Mapping[str, Any], key: str) -> float:
