@@ -192,6 +192,7 @@ def behave(
     models: Sequence[str], seeds: Sequence[int], horizon_s: float, progress: Progress
 ) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
     """After each model, all measurements (a row a run) and directions so far: a model takes minutes, and what is done must not be lost."""
+    models = list(dict.fromkeys(models))
     for name in models:
         if name not in MODELS:
             raise InputError(f"behaviour: there is no model {name!r}; known are {', '.join(MODELS)}")

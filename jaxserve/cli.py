@@ -81,11 +81,12 @@ def sweep(
     out: Annotated[Path | None, typer.Option(help="Write the dataset to this NetCDF file.")] = None,
 ) -> None:
     """Run many variants of a scenario as one call on the device."""
-    from jaxserve.sweep import check_writable, parse_axes, save_dataset
+    from jaxserve.outputs import check_free
+    from jaxserve.sweep import parse_axes, save_dataset
     from jaxserve.sweep import sweep as run_sweep
 
     if out is not None:
-        check_writable(out)
+        check_free(out)
     dataset = run_sweep(scenario, parse_axes(axes), overrides=overrides or [], policy=policy)
     shown = ["carbon_g", "slo_attainment", "ttft_p99_s", "tpot_p99_s", "idle_share"]
     Console().print(dataset[shown].to_dataframe().to_string(float_format=lambda v: f"{v:.4g}"), highlight=False)
@@ -103,10 +104,10 @@ def behaviour(
     """Measure all policies at the study's loads and what they are sensitive to: tables with intervals, directions that hold, a figure."""
     from jaxserve.analysis.behaviour_report import write
     from jaxserve.behaviour import MODELS, behave
+    from jaxserve.outputs import check_free
 
-    if out.exists():
-        raise InputError(f"{out}: exists already and is left as it is; choose another --out")
-    chosen = models or list(MODELS)
+    check_free(out, folder=True)
+    chosen = list(dict.fromkeys(models or MODELS))
     command = " ".join(["jaxserve behaviour", *(f"--model {name}" for name in models or []), f"--seeds {seeds} --horizon {horizon_s:g}"])
     for runs, verdicts in behave(chosen, range(seeds), horizon_s, lambda text: print(text, file=sys.stderr)):
         write(runs, verdicts, out, command, horizon_s)
@@ -116,20 +117,23 @@ def behaviour(
 @app.command()
 def check(scenario: ScenarioArgument, overrides: SetOption = None) -> None:
     """Read a scenario with its trace and grid, and say what a run would do, without running it."""
+    from jaxserve.cases import check_policies
     from jaxserve.policies.registry import resolve_policies
     from jaxserve.scenario.compile import compile_scenario
     from jaxserve.scenario.load import load_scenario
 
     loaded, base = load_scenario(scenario, overrides)
-    labels = [policy["label"] for policy in resolve_policies(loaded.policies)]
+    policies = resolve_policies(loaded.policies)
+    labels = [policy["label"] for policy in policies]
     compiled = compile_scenario(loaded, base)
+    notes = (*compiled.notes, *check_policies(compiled, policies))
     r = compiled.requests
     print(f"{loaded.name}: {compiled.fleet.n_engines} engines in {compiled.fleet.n_dc} DCs, {len(loaded.schedulers)} schedulers")
     n, rejected = len(r.arrival_s), len(r.arrival_s) - len(compiled.accepted)
     print(f"{n} requests in {loaded.horizon_s:g} s ({n / loaded.horizon_s:.4g} a second), {rejected} to be rejected")
     print(f"mean ISL {r.isl.mean():.1f}, mean OSL {r.osl.mean():.1f} tokens")
     print(f"KV cache of an engine: {int(compiled.fleet.kv_capacity)} tokens; policies: {', '.join(labels)}")
-    for note in compiled.notes:
+    for note in notes:
         print(f"- {note}")
 
 
@@ -150,7 +154,11 @@ def validate(
 ) -> None:
     """Replay a real request log with all decisions fixed, and report the error of TTFT, TPOT and energy by load."""
     from jaxserve.analysis import validation_report as report
+    from jaxserve.outputs import check_free
     from jaxserve.validate import validate as replay_log
+
+    if out is not None:
+        check_free(out, folder=True)
 
     result = replay_log(
         log,
@@ -186,9 +194,10 @@ def osl_train(
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of the first weights and the order of learning.")] = 0,
 ) -> None:
     """Train a predictor of output lengths for schedulers (`osl_knowledge` of a scenario), and say how good it is on later requests."""
-    from jaxserve.osl.files import check_free, save
+    from jaxserve.osl.files import save
     from jaxserve.osl.report import lines
     from jaxserve.osl.train import train
+    from jaxserve.outputs import check_free
     from jaxserve.perf.request_log import parse_where
     from jaxserve.scenario.osl_knowledge import training_requests
 

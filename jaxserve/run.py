@@ -123,6 +123,8 @@ def run(
     the saving that it allows. Raises `InputError` for anything wrong with what was given.
     """
     if isinstance(scenario, Scenario):
+        if overrides:
+            raise InputError("run: overrides are for a scenario by name or path; change a Scenario itself (model_copy)")
         base = base_dir or Path.cwd()
     else:
         scenario, base = load_scenario(scenario, list(overrides))
@@ -180,10 +182,18 @@ def _finish(results: Results) -> None:
             "seed": results.scenario.seed,
             "notes": list(results.notes),
             "versions": _versions(),
-            "policies": json.loads(results.frame.drop(columns="simulated_req_per_wall_s").to_json(orient="index") or "{}"),
+            "policies": _plain(results.frame.drop(columns="simulated_req_per_wall_s")),
             **({"hindsight": asdict(results.hindsight)} if results.hindsight else {}),
         },
     )
+
+
+def _plain(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Rows by label, all digits kept, what does not exist as None."""
+    return {
+        str(label): {str(name): None if pd.isna(value) else getattr(value, "item", lambda v=value: v)() for name, value in row.items()}
+        for label, row in frame.astype(object).iterrows()
+    }
 
 
 def _versions() -> dict[str, str]:

@@ -57,19 +57,21 @@ def sweep(scenario: str | Path, axes: Mapping[str, Sequence[Any]], *, overrides:
         raise InputError("sweep: give at least one axis, such as seed = [0, 1, 2]")
     axes = {path: [value.item() if isinstance(value, np.generic) else value for value in values] for path, values in axes.items()}
     for path, values in axes.items():
-        if not values or len({json.dumps(value, default=str) for value in values}) < len(values):
+        if not values or len({_label(value) for value in values}) < len(values):
             raise InputError(f"axis {path}: {'a value appears twice' if values else 'there are no values'}; give each value once")
     points = list(itertools.product(*axes.values()))
-    settings = [
-        [f"{path}={json.dumps(value, default=str, ensure_ascii=False)}" for path, value in zip(axes, point, strict=True)]
-        for point in points
-    ]
+    settings = [[_setting(path, value) for path, value in zip(axes, point, strict=True)] for point in points]
     names = [", ".join(map(str, point)) for point in points]
     return _as_grid(run_variants(scenario, [[*overrides, *setting] for setting in settings], policy=policy, names=names), axes)
 
 
 def _setting(path: str, value: Any) -> str:
     return f"{path}={json.dumps(value, default=str, ensure_ascii=False)}"
+
+
+def _label(value: Any) -> Any:
+    """What stands for a value on its axis: itself, or its text where it is a list or a table."""
+    return json.dumps(value, default=str, ensure_ascii=False) if isinstance(value, list | dict) else value
 
 
 def run_variants(
@@ -129,6 +131,7 @@ def _shape(c: Compiled, case: Case) -> dict[str, Any]:
         "dispatch.window_s": c.scenario.dispatch.window_s,
         "ledger_s": c.ledger_windows,
         "horizon_s": c.horizon_windows,
+        "the form of engine.coefficients": str(jax.tree.structure((c.fleet.prefill_time, c.fleet.decode_time))),
         "the kind of policy": str(jax.tree.structure(case.policy)),
     }
 
@@ -143,20 +146,12 @@ def _as_grid(summaries: list[dict[str, Any]], axes: Mapping[str, Sequence[Any]])
     short = [path.rsplit(".", 1)[-1] for path in axes]
     names = [last if short.count(last) == 1 else path for last, path in zip(short, axes, strict=True)]
     flat = summary_dataset({str(i): summary for i, summary in enumerate(summaries)})
-    index = pd.MultiIndex.from_product([list(values) for values in axes.values()], names=names)
+    index = pd.MultiIndex.from_product([[_label(value) for value in values] for values in axes.values()], names=names)
     coordinates = xr.Coordinates.from_pandas_multiindex(index, "policy")
     grid = flat.drop_vars("policy").assign_coords(coordinates).unstack("policy")
     for name, path in zip(names, axes, strict=True):
         grid[name].attrs["field"] = path
     return grid
-
-
-def check_writable(path: Path) -> None:
-    """Raise `InputError` where `path` cannot become a file: better told before a long sweep than after it."""
-    if path.exists():
-        raise InputError(f"{path}: exists already and is left as it is; choose another --out")
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent} to write the dataset in; make it or choose another --out")
 
 
 def save_dataset(dataset: xr.Dataset, path: Path) -> None:

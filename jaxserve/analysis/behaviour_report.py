@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from jaxserve.analysis.directions import interval
 from jaxserve.analysis.plots import blank_figure, finish_axes, save_png, style, violation_axis
+from jaxserve.errors import InputError
 
 COLUMNS: dict[str, str] = {
     "saving": "saving vs round_robin",
@@ -126,5 +127,8 @@ def figure(runs: pd.DataFrame) -> Figure:
 def write(runs: pd.DataFrame, verdicts: pd.DataFrame, folder: Path, command: str, horizon_s: float) -> None:
     """`behaviour.md`, `behaviour.csv` (a row a run) and `behaviour.png` in `folder`."""
     save_png(figure(runs), folder / "behaviour.png")
-    runs.to_csv(folder / "behaviour.csv", index=False, float_format="%.6g")
-    (folder / "behaviour.md").write_text(report(runs, verdicts, command, horizon_s), encoding="utf-8")
+    try:
+        runs.to_csv(folder / "behaviour.csv", index=False, float_format="%.6g")
+        (folder / "behaviour.md").write_text(report(runs, verdicts, command, horizon_s), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from None

@@ -13,7 +13,6 @@ from jaxserve.perf.request_log import RequestLog
 
 Floats = NDArray[np.float64]
 PERCENTILES = (50, 90, 99)
-LOADS = ("low", "middle", "high")
 """Thirds of the requests in the server when a request arrives."""
 
 
@@ -113,7 +112,7 @@ def evaluate(
         if parts:
             errors[name] = parts | {"load": {"least": float(load[mask].min()), "most": float(load[mask].max())}}
     by_load = {name: mask for name, mask in masks.items() if name != "all"}
-    energy = energy_errors(log, replay.request_j, replay.idle_j, by_load)
+    energy = energy_errors(log, replay.request_j, replay.idle_j, counted, by_load)
     notes = _notes(log, replay, coefficients, limits, counted)
     return Validation(log, replay, label, limits, load, counted, errors, energy, series, notes)
 

@@ -37,16 +37,18 @@ def shared_out(edges_s: Floats, joules: Floats, begin_s: Floats, end_s: Floats, 
 
 
 def energy_errors(
-    log: RequestLog, request_j: Floats, idle_j: float, loads: Mapping[str, NDArray[np.bool_]]
+    log: RequestLog, request_j: Floats, idle_j: float, counted: NDArray[np.bool_], loads: Mapping[str, NDArray[np.bool_]]
 ) -> dict[str, dict[str, float]] | None:
-    """Measured and predicted joules: of `all` requests, and of those in each of `loads`, with the error of the sum. None: no energy logged.
+    """Measured and predicted joules of `all` that are `counted` [R], and of those in each of `loads`, with the error of the sum.
+
+    None: no energy logged, or none in the coefficients.
 
     `request_j` [R] are the requests' shares of the steps; `idle_j` the rest of the time from the first arrival to the last finish.
     """
-    if log.energy_j is None or log.energy_j.sum() <= 0:
+    if log.energy_j is None or log.energy_j[counted].sum() <= 0 or request_j.sum() <= 0:
         return None
     predicted = request_j * (1.0 + idle_j / request_j.sum())
-    groups = {"all": np.ones(len(log), bool), **loads}
+    groups = {"all": counted, **loads}
     out: dict[str, dict[str, float]] = {}
     for name, mask in groups.items():
         measured = float(log.energy_j[mask].sum())

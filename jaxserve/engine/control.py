@@ -185,7 +185,7 @@ def across_lanes(value: Array) -> Array:
     """The largest `value` of all scenarios that run as one `vmap`ped call.
 
     A loop bound that differs from lane to lane would make `vmap` select over the whole carried state in every pass; a shared
-    bound does not, and a lane that has nothing left to do is guarded by its own conditions.
+    bound does not, unless schedulers are mapped beside the lanes; a lane that has nothing left to do is guarded by its own conditions.
     """
     try:
         return jax.lax.pmax(value, LANES)

@@ -21,20 +21,13 @@ from pydantic import ValidationError
 from jaxserve.errors import InputError, explain
 from jaxserve.osl.model import OTHER, Network
 from jaxserve.osl.predictor import Facts, Predictor
+from jaxserve.outputs import check_free
 
 HEADER = "header.json"
 LARGEST_HEADER = 1_000_000
 AGAIN = "train one with jaxserve osl-train"
 UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, RuntimeError, MemoryError)
 """What zip, JSON and NumPy raise at bytes that are none of theirs, encrypted, cut off or hostile."""
-
-
-def check_free(path: Path) -> None:
-    """Raise `InputError` where `path` cannot become a file: better told before the training than after it."""
-    if path.exists():
-        raise InputError(f"{path}: exists already and is left as it is; choose another --out")
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent} to write the predictor in; make it or choose another --out")
 
 
 def save(predictor: Predictor, path: Path) -> None:

@@ -36,7 +36,7 @@ COLUMNS: dict[str, LogColumn] = {
     "ttft_s": LogColumn(("ttft_s", "ttft_from_queued_s", "ttft_from_arrival_s"), "s", "time to first token, see `TTFT_FROM`", 0, True),
     "tpot_s": LogColumn(("tpot_s", "mean_tpot_s", "itl_mean_s"), "s", "mean time of each token after the first", 0, True),
     "queue_wait_s": LogColumn(("queue_wait_s", "queue_s", "waiting_s"), "s", "time in the engine's queue before admission"),
-    "energy_j": LogColumn(("energy_j",), "J", "this request's share of the GPUs' energy; only the sum is used"),
+    "energy_j": LogColumn(("energy_j",), "J", "this request's share of the GPUs' energy; only sums by load are used"),
     "engine": LogColumn(("engine", "replica", "engine_id", "replica_id", "instance"), "", "which engine served the request"),
     "gpu": LogColumn(("gpu", "gpu_name"), "", "GPU name"),
     "model": LogColumn(("model", "model_name"), "", "model name"),
@@ -109,6 +109,10 @@ def parse_where(pairs: Sequence[str]) -> dict[str, str]:
     for text in pairs:
         if not text.partition("=")[0].strip() or "=" not in text:
             raise InputError(f"--where {text!r}: must be COLUMN=VALUE, for example gpu=RTX4090")
+    columns = [text.partition("=")[0].strip() for text in pairs]
+    if len(set(columns)) < len(columns):
+        twice = next(column for i, column in enumerate(columns) if column in columns[:i])
+        raise InputError(f"--where names {twice} twice; a row has one value of it")
     return {k.strip(): v.strip() for k, _, v in (text.partition("=") for text in pairs)}
 
 

@@ -100,7 +100,7 @@ class FacilityMilp(AbstractFormulation):
         # One request alone on an engine: what its steps cost beyond idling.
         alone_s = fleet.decode_time(jnp.asarray(1.0), view.isl_mean + view.osl_mean / 2.0)
         waking_j = fleet.prefill_energy.e_pre0 + view.osl_mean * (fleet.decode_energy.e_dec0 - fleet.idle_w * alone_s)
-        opening = _grams(view, wake * jnp.maximum(0.0, waking_j))
+        opening = jnp.maximum(0.0, _grams(view, wake * jnp.maximum(0.0, waking_j)))  # where CI is below 0, opening is free
         return eqx.tree_at(lambda p: p.opening, problem, opening)
 
 

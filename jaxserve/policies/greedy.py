@@ -59,6 +59,6 @@ class Greedy(AbstractRequestPolicy):
 
 
 def _share(value: Array, feasible: Array) -> Array:
-    """`value` over its largest among the feasible DCs; 0 where that is 0."""
-    most = jnp.max(jnp.where(feasible, value, 0.0))
+    """`value` over its largest size among the feasible DCs (marginal CI may be below 0); 0 where that is 0."""
+    most = jnp.max(jnp.where(feasible, jnp.abs(value), 0.0))
     return jnp.where(most > 0, value / jnp.where(most > 0, most, 1.0), 0.0)

@@ -72,7 +72,7 @@ class OnDevice(AbstractBatchPolicy):
         return settle(view, batch, self.formulation.keeps_slo(view, batch, first), first.capacity, solution, made, memory)
 
     def _solve(self, problem: AssignmentProblem) -> Solution:
-        return solve_facility(problem, gap=self.gap) if self.formulation.opens else solve_transport(problem)
+        return solve_facility(problem, gap=self.gap) if self.formulation.opens else solve_transport(problem, gap=self.gap)
 
     def fallbacks(self, memory: Memory) -> Array:
         """Both kinds."""

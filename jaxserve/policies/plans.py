@@ -89,7 +89,8 @@ def green_llm_lp(outlook: Outlook) -> PlannedShares:
     carbon, then delay, then energy, each phase within 0.1 % of the optima before it.
 
     Of their constraints stand here: all load placed, a token budget by DC and hour (the engines' batch limit times its throughput), and the
-    deadline of mean delay. Water, renewables, prices and grid limits have no data in a scenario. One type of query a scheduler and hour.
+    deadline of mean delay, unless a mean request outlasts it even by itself, wherever it goes: then it does not bind. Water, renewables,
+    prices and grid limits have no data in a scenario. One type of query a scheduler and hour.
     """
     import cvxpy as cp  # takes a second to load, and most runs have no such plan
 
@@ -108,16 +109,21 @@ def green_llm_lp(outlook: Outlook) -> PlannedShares:
         x = cp.Variable(rtt.shape, nonneg=True)  # requests a second from scheduler g to DC d
         by_dc = cp.sum(x, axis=0)
         delay = cp.sum(cp.multiply(rtt + unloaded_s, x), axis=1)
-        within = [cp.sum(x, axis=1) == load.rate, by_dc <= capacity, delay <= GREEN_LLM_DEADLINE_S * load.rate]
+        within = [cp.sum(x, axis=1) == load.rate, by_dc <= capacity]
+        if unloaded_s <= GREEN_LLM_DEADLINE_S:
+            within.append(delay <= GREEN_LLM_DEADLINE_S * load.rate)
         planned = np.tile(capacity, (len(rtt), 1))  # more load than the budgets hold is spread as they are
-        for objective in (by_dc @ (pue * ci / max((pue * ci).max(), np.finfo(float).tiny)), cp.sum(delay), by_dc @ pue):
+        for objective in (by_dc @ (pue * ci / (np.abs(pue * ci).max() or 1.0)), cp.sum(delay), by_dc @ pue):
             problem = cp.Problem(cp.Minimize(objective), within)
-            problem.solve(solver=cp.HIGHS)
+            try:
+                problem.solve(solver=cp.HIGHS)
+            except cp.SolverError:
+                break
             if problem.status != cp.OPTIMAL:
                 break
             planned = np.maximum(np.asarray(x.value), 0.0)
             best = float(problem.value)  # type: ignore[arg-type]
-            within = [*within, objective <= KEPT * best + SLACK]
+            within = [*within, objective <= best + (KEPT - 1.0) * abs(best) + SLACK]
         shares.append(planned)
     return _planned(fleet, shares, GREEN_LLM_PERIOD_S)
 

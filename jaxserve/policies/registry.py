@@ -18,7 +18,7 @@ from jaxserve.policies.simple import LeastLoaded, RoundRobin
 from jaxserve.policies.weighted import MoerCap, MoerSoft
 from jaxserve.solvers.problem import GAP
 
-RESERVED = ("figures", "scenario", "summary")
+RESERVED = ("figures", "inputs", "scenario", "summary")
 """Stems of what stands beside the policies in a run folder."""
 
 Policy = AbstractPolicy | AbstractHostPolicy
@@ -154,7 +154,7 @@ def _function(path: str) -> Any:
         if not callable(found):
             raise AttributeError(f"{name} is not a function")
         return found
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # importing runs the user's module, in which anything may go wrong
         raise InputError(f'constraints = "{path}": {error}; name a function as module:function, the module on the Python path') from None
 
 

@@ -68,7 +68,8 @@ class Compiled:
         if observes:
             common = math.gcd(common, int(fleet.poll_windows), *(int(offset) for offset in fleet.poll_offset))
         most = max(1, math.floor(LONGEST_STEP_S / window_s * (1 + 1e-9)))
-        return max(d for d in range(1, min(common, most) + 1) if common % d == 0)
+        small = [d for d in range(1, math.isqrt(common) + 1) if common % d == 0]
+        return max(d for d in (*small, *(common // d for d in small)) if d <= most)
 
     def sizes(self, step_windows: int, most_steps: int | None = None) -> Sizes:
         """First guesses of the static shapes, of chunks of at most `most_steps`; the simulation grows those that prove too small."""

@@ -19,7 +19,6 @@ from jaxserve.scenario.signals import (
     Column,
     GridSeries,
     SignalFile,
-    check_same_signal,
     missing_zone,
     parse_cells,
     read_signal_file,
@@ -29,7 +28,7 @@ from jaxserve.scenario.signals import (
 )
 
 __all__ = [
-    "DERIVED_ZONES", "ConstantGrid", "FileGrid", "GridSeries", "GridSpec", "TableGrid", "check_same_signal", "load_grid", "shipped_zones",
+    "DERIVED_ZONES", "ConstantGrid", "FileGrid", "GridSeries", "GridSpec", "TableGrid", "load_grid", "shipped_zones",
 ]  # fmt: skip
 
 TYPICAL_DAY = Path(__file__).parent / "data" / "grid" / "typical_day.csv"

@@ -12,7 +12,7 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -88,16 +88,6 @@ class GridSeries:
         if self.start is None or not math.isfinite(time_s):
             return f"{time_s:g} s"
         return f"{utc_text(utc_us(self.start) + round(time_s * US_PER_S))} ({time_s:g} s)"
-
-
-def check_same_signal(series_list: Iterable[GridSeries]) -> None:
-    """Refuses series that mix average and marginal carbon intensity: their sums and differences mean nothing."""
-    first: dict[str, GridSeries] = {}
-    for series in series_list:
-        first.setdefault(series.signal, series)
-    if len(first) > 1:
-        told = " and ".join(f"{signal} ({series.source})" for signal, series in sorted(first.items()))
-        raise InputError(f"grid.signal: {told} carbon intensity would be mixed; use series of one signal, or run them apart")
 
 
 def missing_zone(where: str, zone: str, have: Sequence[str], column: str | None = None) -> InputError:

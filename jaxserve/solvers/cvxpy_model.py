@@ -78,9 +78,13 @@ def assignment(n: int, dcs: int, names: tuple[str, ...], constraints: Constraint
 def _asked(constraints: Constraints, model: Model) -> list[cvxpy.Constraint]:
     """What the user's function adds; whatever goes wrong in it is told as theirs."""
     try:
-        return list(constraints(model))
+        asked = list(constraints(model))
     except Exception as error:
         raise InputError(f"constraints: the function failed with {type(error).__name__}: {error}") from error
+    for one in asked:
+        if not isinstance(one, cvxpy.Constraint | bool):
+            raise InputError(f"constraints: the function returned {one!r} among its constraints; they must be cvxpy constraints")
+    return asked
 
 
 class CvxpySolver(HostSolver):

@@ -1,6 +1,7 @@
 """The device's solvers, called from the host: the same call as the back ends there, for one problem or for many at once."""
 
 import time
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -50,5 +51,6 @@ class DeviceSolver:
 def _solve(batch: AssignmentProblem, gap: ArrayLike, nodes: int, opens: bool, together: int) -> Solution:
     if opens:
         return solve_facilities(batch, together, gap=gap, nodes=nodes)
+    solve = partial(solve_transport, gap=gap)
     many = np.shape(batch.cost)[0] > together
-    return jax.lax.map(solve_transport, batch, batch_size=together) if many else jax.vmap(solve_transport)(batch)
+    return jax.lax.map(solve, batch, batch_size=together) if many else jax.vmap(solve)(batch)

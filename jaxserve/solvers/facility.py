@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from jaxserve.solvers.problem import BUDGET, FAILED, GAP, INFEASIBLE, OPTIMAL, AssignmentProblem, Solution
+from jaxserve.solvers.problem import BUDGET, EXACT, FAILED, GAP, INFEASIBLE, OPTIMAL, AssignmentProblem, Solution
 from jaxserve.solvers.transport import PATHS, transport
-from jaxserve.solvers.window import EXACT, Window, bound_of, finished, held, least_of, value_of, window_of
+from jaxserve.solvers.window import Window, bound_of, finished, held, least_of, value_of, window_of
 
 NODES = 1000
 """Transports for one problem. Windows like the study's need one or two, awkward ones of 16 DCs up to a hundred."""

@@ -12,10 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxserve.solvers.problem import BUDGET, EMPTY, FAILED, GAP, INFEASIBLE, OPTIMAL, AssignmentProblem, Solution
-
-EXACT = 1e-9
-"""Relative gap that rounding leaves; below it nothing is improved any more."""
+from jaxserve.solvers.problem import BUDGET, EMPTY, EXACT, FAILED, GAP, INFEASIBLE, OPTIMAL, AssignmentProblem, Solution
 
 ROUNDS = 4
 """Transports solved for one answer at the most. One is enough unless the costs of a problem differ by many orders."""
@@ -130,7 +127,10 @@ class HostSolver:
         if not pairs.any(axis=1).all():
             return answer._replace(status=INFEASIBLE, bound=np.inf)
         for _ in range(ROUNDS):
-            status, x, price = self._lp(w, pairs, typical(w.cost[pairs]))
+            # What a request costs at the least is a constant; without it, costs that differ by little are in their own scale.
+            least = np.where(pairs, w.cost, np.inf).min(axis=1, keepdims=True)
+            beyond = w._replace(cost=np.where(pairs, w.cost - least, 0.0))
+            status, x, price = self._lp(beyond, pairs, typical(beyond.cost[pairs]))
             place = None if x is None else placed(x, pairs, w.capacity)
             if place is None or price is None:
                 return answer if status != INFEASIBLE or answer.place is not None else answer._replace(status=INFEASIBLE, bound=np.inf)

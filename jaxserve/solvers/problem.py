@@ -24,6 +24,8 @@ OPTIMAL, BUDGET, INFEASIBLE, FAILED, EMPTY = range(len(STATUSES))
 
 GAP = 1e-4
 """Relative gap at which an answer counts as proven, unless another is asked for."""
+EXACT = 1e-9
+"""Relative gap that counts as none: what rounding may leave."""
 
 
 class AssignmentProblem(eqx.Module):

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 
-from jaxserve.solvers.problem import BUDGET, FAILED, INFEASIBLE, OPTIMAL, AssignmentProblem, Solution
-from jaxserve.solvers.window import EXACT, Window, at_place, bound_of, finished, held, value_of, window_of
+from jaxserve.solvers.problem import BUDGET, EXACT, FAILED, GAP, INFEASIBLE, OPTIMAL, AssignmentProblem, Solution
+from jaxserve.solvers.window import Window, at_place, bound_of, finished, held, value_of, window_of
 
 PATHS = 1 << 20
 """More than any problem needs: there are as many paths as units in the wrong place."""
@@ -44,8 +45,8 @@ class Transport(eqx.Module):
     stuck: Array  # [] bool: a unit too many can go nowhere, so there is no assignment
 
 
-def solve_transport(problem: AssignmentProblem, *, paths: int = PATHS) -> Solution:
-    """The best assignment when openings count for nothing: one problem, vmap for more.
+def solve_transport(problem: AssignmentProblem, *, gap: ArrayLike = GAP, paths: int = PATHS) -> Solution:
+    """The best assignment when openings count for nothing, proven to the relative `gap` at least: one problem, vmap for more.
 
     A search that ends after `paths` has an assignment only where capacities happen to be kept; what it has is told as `budget`.
     """
@@ -55,7 +56,7 @@ def solve_transport(problem: AssignmentProblem, *, paths: int = PATHS) -> Soluti
     bound = jnp.maximum(bound_of(w, done.price), bound_of(w, jnp.zeros_like(done.price))) * w.scale
     objective = value_of(w, done.place) * w.scale
     placed = ~done.stuck & jnp.all(held(done.place, w.capacity.shape[0]) <= w.capacity)
-    proven = objective - bound <= EXACT * jnp.abs(objective)
+    proven = objective - bound <= jnp.maximum(gap, EXACT) * jnp.abs(objective)
     status = jnp.where(placed, jnp.where(proven, OPTIMAL, BUDGET), jnp.where(done.stuck, INFEASIBLE, FAILED))
     objective = jnp.where(placed, objective, jnp.inf)
     bound = jnp.where(done.stuck, jnp.inf, jnp.minimum(bound, objective))

@@ -6,9 +6,6 @@ from jax import Array
 
 from jaxserve.solvers.problem import EMPTY, FAILED, AssignmentProblem, Solution, usable
 
-EXACT = 1e-9
-"""Relative gap that counts as none: what rounding may leave."""
-
 
 class Window(eqx.Module):
     """A problem in which everything counts. N requests, D data centres."""

@@ -128,7 +128,7 @@ def opening_g(p: Problem, costs: np.ndarray, idle_share: str, variant: str) -> l
     woken = [min(n_engines(p.s, d) * share(at.b), max(1.0, len(costs) / used)) for d, at in enumerate(p.at)]
     if variant == "f_const":
         woken = [1.0] * len(p.at)
-    return [p.grams(d, n * waking_j(p.s, p.means)) for d, n in enumerate(woken)]
+    return [max(0.0, p.grams(d, n * waking_j(p.s, p.means))) for d, n in enumerate(woken)]
 
 
 def _moer_cap(p: Problem, cap: float) -> list[int]:

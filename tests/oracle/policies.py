@@ -129,7 +129,7 @@ class Scheduler:
                 carbon[d] = {"ci": snapshots[d].ci, "pue_ci": s.pue[d] * snapshots[d].ci}[signal]
         if not lat:
             return self.next_in_turn()
-        max_lat, max_carbon = max(lat.values()), max(carbon.values())
+        max_lat, max_carbon = max(lat.values()), max(map(abs, carbon.values()))
 
         def score(d: int) -> float:
             lat_ratio = lat[d] / max_lat if max_lat != 0.0 else 0.0

@@ -67,7 +67,7 @@ def test_what_exists_is_left_alone(predictor: Predictor, file: Path, tmp_path: P
     with pytest.raises(InputError, match=r"predictor.npz: exists already and is left as it is; choose another --out"):
         save(predictor, file)
     assert file.read_bytes() == before
-    with pytest.raises(InputError, match=r"there is no folder .*/absent to write the predictor in"):
+    with pytest.raises(InputError, match=r"there is no folder .*/absent to write in"):
         save(predictor, tmp_path / "absent" / "p.npz")
 
 

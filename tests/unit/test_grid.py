@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from jaxserve.errors import InputError
-from jaxserve.scenario.grid import DERIVED_ZONES, GridSpec, check_same_signal, load_grid, shipped_zones
+from jaxserve.scenario.grid import DERIVED_ZONES, GridSpec, load_grid, shipped_zones
 from jaxserve.scenario.signals import GridSeries
 
 CARBON = Path(__file__).parents[2].parent / "shared" / "data" / "carbon"
@@ -237,14 +237,6 @@ def test_files_of_different_basis_are_not_mixed(tmp_path):
         (tmp_path / f"{zone}.csv").write_text(f"Datetime (UTC),Zone id,Carbon intensity gCO₂eq/kWh ({kind})\n{row}\n")
     with pytest.raises(InputError, match=r"direct \(.*DE.csv\) and lca \(.*FR.csv\) values would be mixed"):
         load_grid(spec(kind="file", path=["DE.csv", "FR.csv"]), zones=["DE", "FR"], start=DAY, duration_s=60, base_dir=tmp_path)
-
-
-def test_average_and_marginal_are_not_mixed(tmp_path):
-    average, marginal = load(tmp_path, hours(1, 2, 3, 4)), load(tmp_path, hours(1, 2, 3, 4), signal="marginal")
-    check_same_signal([])
-    check_same_signal([average, average])
-    with pytest.raises(InputError, match=r"average \(ci.csv\) and marginal \(ci.csv\)"):
-        check_same_signal([average, marginal])
 
 
 # ---- specs ---------------------------------------------------------------------------------------------------------------------------
