@@ -44,11 +44,6 @@ def composed(data: Path, gpu: str) -> list[Measurements]:
     return sorted((in_range(m) for m in found), key=lambda m: order[(m.setup.model, m.setup.tp)])
 
 
-def composed_a100(data: Path) -> list[Measurements]:
-    """`composed` for the A100-SXM4-80GB."""
-    return composed(data, A100)
-
-
 def source_of(path: Path) -> Source:
     """A file and its hash."""
     return Source(str(path), hashlib.sha256(path.read_bytes()).hexdigest())
@@ -63,13 +58,6 @@ def anl_end_to_end(data: Path, model: str, tp: int, *, gpu: str = "Nvidia A100 G
         data / "anl_e2e_batch_latency.csv", where={"framework": framework}, setup={"model": ANL_NAMES[model], "tp": str(tp), "gpu": gpu}
     )
     return _renamed(m.select(in_memory(m)), model)
-
-
-def anl_power(data: Path, *, gpu: str = "Nvidia A100 GPU", frameworks: tuple[str, ...] = ("vLLM", "TensorRT-LLM")) -> list[Measurements]:
-    """Run-average power of static batches of Llama-3-8B TP1, in = out = 1024, as energies of the batch."""
-    setup = {"model": ANL_NAMES["Llama-3.1-8B"], "tp": "1", "gpu": gpu}
-    found = [m for f in frameworks for m in read_measurements(data / "anl_power.csv", where={"framework": f}, setup=setup)]
-    return [_renamed(m, "Llama-3.1-8B") for m in found]
 
 
 def llama_decode_energy_a100(data: Path) -> Measurements:

@@ -10,7 +10,7 @@ from calibration_fit.fit import fit, fit_all, knee_pieces
 from calibration_fit.forms import DECODE_TIME, PREFILL_TIME, TWO_PIECE_DECODE_TIME, Form
 from calibration_fit.losses import ROBUST_DELTA, pseudo_huber
 from calibration_fit.measurements import Measurements
-from calibration_fit.published import composed_a100
+from calibration_fit.published import A100, composed
 from calibration_fit.rows import make_rows
 from calibration_fit.transforms import Bound, constrain, unconstrain
 from tests.calibration.helpers import DATA, DECODE, PREFILL, decode_design, needs_data, prefill_design, scipy_solution, synthetic
@@ -81,7 +81,7 @@ def test_the_optimum_is_scipys_on_noisy_synthetic_rows(form: Form):
 @pytest.mark.parametrize("form", [PREFILL_TIME, DECODE_TIME, TWO_PIECE_DECODE_TIME], ids=lambda f: f"{f.table}-{f.name}")
 def test_the_optimum_is_scipys_on_all_five_a100_setups(form: Form):
     phase = form.table.split("_")[0]
-    measured = [m for m in composed_a100(DATA) if m.phase == phase]
+    measured = [m for m in composed(DATA, A100) if m.phase == phase]
     rows = [make_rows([m], form) for m in measured]
     fit_all(rows, form)
     begin = time.perf_counter()

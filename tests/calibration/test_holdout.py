@@ -6,7 +6,7 @@ import pytest
 from calibration_fit.fit import fit, fit_all
 from calibration_fit.forms import DECODE_TIME, PREFILL_TIME, TWO_PIECE_DECODE_TIME
 from calibration_fit.holdout import grouped_mape, hold_out, regions
-from calibration_fit.published import SETUPS, anl_end_to_end, composed_a100
+from calibration_fit.published import A100, SETUPS, anl_end_to_end, composed
 from calibration_fit.rows import make_rows
 from tests.calibration.helpers import DATA, needs_data, synthetic
 
@@ -49,7 +49,7 @@ def test_held_out_error_of_the_right_form_is_the_noise():
 
 @needs_data
 def test_prefill_meets_its_targets_however_rows_are_held_out():
-    rows = [make_rows([m], PREFILL_TIME) for m in composed_a100(DATA) if m.phase == "prefill"]
+    rows = [make_rows([m], PREFILL_TIME) for m in composed(DATA, A100) if m.phase == "prefill"]
     for target, held in zip(PREFILL_TARGETS, hold_out(fit_all(rows, PREFILL_TIME)), strict=True):
         assert grouped_mape(held) <= target
         for scheme in ("batch", "length", "random"):
@@ -59,7 +59,7 @@ def test_prefill_meets_its_targets_however_rows_are_held_out():
 @needs_data
 def test_decode_meets_its_targets():
     """The study's form meets the targets by random rows (how they were set) and by lengths; the better form also over both groupings."""
-    measured = [m for m in composed_a100(DATA) if m.phase == "decode"]
+    measured = [m for m in composed(DATA, A100) if m.phase == "decode"]
     study = hold_out(fit_all([make_rows([m], DECODE_TIME) for m in measured], DECODE_TIME))
     two = hold_out(fit_all([make_rows([m], TWO_PIECE_DECODE_TIME) for m in measured], TWO_PIECE_DECODE_TIME))
     for i, target in enumerate(DECODE_TARGETS):
@@ -73,7 +73,7 @@ def test_decode_meets_its_targets():
 
 @needs_data
 def test_anl_end_to_end_meets_its_target():
-    prefill = fit([m for m in composed_a100(DATA) if m.phase == "prefill"][:1], PREFILL_TIME).module
+    prefill = fit([m for m in composed(DATA, A100) if m.phase == "prefill"][:1], PREFILL_TIME).module
     m = anl_end_to_end(DATA, "Llama-3.1-8B", 1)
     assert len(m) == 19  # B = 64 with 2048 + 2048 tokens does not fit
     result = fit([m], DECODE_TIME, prefill=prefill, fixed={"alpha2": 0.0, "beta0": 0.0, "beta2": 0.0})

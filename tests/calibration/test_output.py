@@ -17,7 +17,7 @@ from calibration_fit.forms import DECODE_TIME, PREFILL_TIME
 from calibration_fit.hardware import floor_s
 from calibration_fit.output import Borrowed, coefficients_table
 from calibration_fit.pipeline import fit_setups
-from calibration_fit.published import composed_a100
+from calibration_fit.published import A100, composed
 from calibration_fit.rows import make_rows
 from jaxserve.perf.coefficients import load_coefficients, parse_coefficients
 from tests.calibration.helpers import DATA, needs_data, synthetic
@@ -168,6 +168,6 @@ def test_a_sound_fit_raises_no_warning():
 
 @needs_data
 def test_composed_rows_and_fits_respect_physics():
-    for m in composed_a100(DATA):
+    for m in composed(DATA, A100):
         form = PREFILL_TIME if m.phase == "prefill" else DECODE_TIME
         assert rows_below_floor(make_rows([m], form), form.table) == []

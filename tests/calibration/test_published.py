@@ -6,6 +6,7 @@ from calibration_fit import published as pub
 from calibration_fit.fit import fit
 from calibration_fit.forms import DECODE_ENERGY, PREFILL_TIME, TWO_PIECE_DECODE_TIME
 from calibration_fit.holdout import hold_out
+from calibration_fit.measurements import read_measurements
 from jaxserve.perf.power import PrefillEnergy
 from tests.calibration.helpers import DATA, needs_data
 
@@ -26,7 +27,12 @@ def test_llama_decode_energy_on_h100():
 
 
 def test_run_average_power_gives_nearly_the_same_decode_energy():
-    found = pub.anl_power(DATA)
+    setup = {"model": pub.ANL_NAMES["Llama-3.1-8B"], "tp": "1", "gpu": "Nvidia A100 GPU"}
+    found = [
+        m
+        for framework in ("vLLM", "TensorRT-LLM")
+        for m in read_measurements(DATA / "anl_power.csv", where={"framework": framework}, setup=setup)
+    ]
     result = fit(found, DECODE_ENERGY, prefill=PrefillEnergy(0.0, 25.1e-3, 0.0), fixed=NO_CACHE_TERM)
     assert len(result.rows) == 8
     assert result.mape < 5.0
@@ -35,7 +41,7 @@ def test_run_average_power_gives_nearly_the_same_decode_energy():
 
 def test_mixtral_end_to_end_with_the_composed_knee_holds_over_all_batches():
     """The study's form errs by 18 % over these rows; the two-piece form with the knee of the composed steps by about 2 %."""
-    prefill_rows = [m for m in pub.composed_a100(DATA) if m.phase == "prefill"][4]
+    prefill_rows = [m for m in pub.composed(DATA, pub.A100) if m.phase == "prefill"][4]
     prefill = fit([prefill_rows], PREFILL_TIME).module
     fixed = {"batch_knee": 7.59, "alpha2": 0.0, "beta0": 0.0, "beta2": 0.0}
     result = fit([pub.anl_end_to_end(DATA, "Mixtral-8x7B", 4)], TWO_PIECE_DECODE_TIME, prefill=prefill, fixed=fixed)

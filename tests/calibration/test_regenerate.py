@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from calibration_fit.fit import fit_all
 from calibration_fit.forms import DECODE_TIME, PREFILL_TIME, TWO_PIECE_DECODE_TIME
-from calibration_fit.published import composed_a100
+from calibration_fit.published import A100, composed
 from calibration_fit.regenerate import app
 from calibration_fit.rows import make_rows
 from calibration_fit.uncertainty import bootstrap
@@ -24,7 +24,7 @@ FIT_S, BOOTSTRAP_S = 10.0, 60.0
 def test_five_setups_are_refitted_and_bootstrapped_in_time():
     fitted = resampled = 0.0
     for form in (PREFILL_TIME, DECODE_TIME, TWO_PIECE_DECODE_TIME):
-        rows = [make_rows([m], form) for m in composed_a100(DATA) if m.phase == form.table.split("_")[0]]
+        rows = [make_rows([m], form) for m in composed(DATA, A100) if m.phase == form.table.split("_")[0]]
         fit_all(rows, form)
         begin = time.perf_counter()
         results = fit_all(rows, form)
