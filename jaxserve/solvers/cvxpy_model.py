@@ -19,7 +19,7 @@ from cvxpy.settings import INFEASIBLE_OR_UNBOUNDED
 
 from jaxserve.errors import InputError
 from jaxserve.solvers.highs import OPTIONS, quiet_highs
-from jaxserve.solvers.host import NOTHING, Answer, HostSolver, Window, placed
+from jaxserve.solvers.host import NOTHING, Answer, HostSolver, Placeable, placed
 from jaxserve.solvers.problem import BUDGET, FAILED, GAP, INFEASIBLE, OPTIMAL
 
 PAD = 32
@@ -107,12 +107,12 @@ class CvxpySolver(HostSolver):
         self._compiled: dict[tuple[int, int, bool], Compiled] = {}
         quiet_highs()
 
-    def _search(self, w: Window, start: float) -> Answer:
+    def _search(self, w: Placeable, start: float) -> Answer:
         if self.constraints is None:
             return super()._search(w, start)
         return self._improve(w, NOTHING, np.zeros(len(w.capacity)), start)
 
-    def _whole(self, w: Window, pairs: np.ndarray, scale: float, limit_s: float) -> Answer:
+    def _whole(self, w: Placeable, pairs: np.ndarray, scale: float, limit_s: float) -> Answer:
         if self.constraints is None:
             return super()._whole(w, pairs, scale, limit_s)
         status, (m, problem, _) = self._run(w, pairs, scale, limit_s, openings=bool(w.opening.any()))
@@ -121,19 +121,19 @@ class CvxpySolver(HostSolver):
         place = placed(_value(m.x)[: len(pairs)], pairs, w.capacity)
         return Answer(FAILED if place is None else OPTIMAL, place, _bound(problem))
 
-    def _lp(self, w: Window, pairs: np.ndarray, scale: float) -> tuple[int, np.ndarray | None, np.ndarray | None]:
+    def _lp(self, w: Placeable, pairs: np.ndarray, scale: float) -> tuple[int, np.ndarray | None, np.ndarray | None]:
         status, (m, _, capacities) = self._run(w, pairs, scale, self.time_limit_s, openings=False)
         if status != OPTIMAL:
             return status, None, None
         return status, _value(m.x)[: len(pairs)], np.maximum(capacities.dual_value, 0.0)
 
-    def _mip(self, w: Window, pairs: np.ndarray, scale: float, limit_s: float) -> tuple[np.ndarray | None, float]:
+    def _mip(self, w: Placeable, pairs: np.ndarray, scale: float, limit_s: float) -> tuple[np.ndarray | None, float]:
         status, (m, problem, _) = self._run(w, pairs, scale, limit_s, openings=True)
         if status not in (OPTIMAL, BUDGET) or m.y is None:
             return None, -np.inf
         return _value(m.y), _bound(problem)
 
-    def _run(self, w: Window, pairs: np.ndarray, scale: float, limit_s: float, *, openings: bool) -> tuple[int, Compiled]:
+    def _run(self, w: Placeable, pairs: np.ndarray, scale: float, limit_s: float, *, openings: bool) -> tuple[int, Compiled]:
         n, dcs = pairs.shape
         padding = -n % PAD
         compiled = self._problem(n + padding, dcs, openings=openings)

@@ -3,7 +3,7 @@
 import highspy
 import numpy as np
 
-from jaxserve.solvers.host import HostSolver, Window
+from jaxserve.solvers.host import HostSolver, Placeable
 from jaxserve.solvers.problem import BUDGET, FAILED, GAP, INFEASIBLE, OPTIMAL
 
 OPTIONS: dict[str, float | bool | str] = {
@@ -36,7 +36,7 @@ class HighsSolver(HostSolver):
         for name, value in {"mip_rel_gap": gap, **OPTIONS}.items():
             self._highs.setOptionValue(name, value)
 
-    def _lp(self, w: Window, pairs: np.ndarray, scale: float) -> tuple[int, np.ndarray | None, np.ndarray | None]:
+    def _lp(self, w: Placeable, pairs: np.ndarray, scale: float) -> tuple[int, np.ndarray | None, np.ndarray | None]:
         status = self._run(w, pairs, scale, self.time_limit_s, openings=False)
         if status != OPTIMAL:
             return status, None, None
@@ -45,7 +45,7 @@ class HighsSolver(HostSolver):
         x[pairs] = solution.col_value
         return status, x, np.maximum(-np.array(solution.row_dual)[len(pairs) :], 0.0) * scale
 
-    def _mip(self, w: Window, pairs: np.ndarray, scale: float, limit_s: float) -> tuple[np.ndarray | None, float]:
+    def _mip(self, w: Placeable, pairs: np.ndarray, scale: float, limit_s: float) -> tuple[np.ndarray | None, float]:
         status = self._run(w, pairs, scale, limit_s, openings=True)
         if status not in (OPTIMAL, BUDGET):
             return None, -np.inf
@@ -53,7 +53,7 @@ class HighsSolver(HostSolver):
         found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
         return np.array(self._highs.getSolution().col_value)[pairs.sum() :] if found else None, info.mip_dual_bound * scale
 
-    def _run(self, w: Window, pairs: np.ndarray, scale: float, limit_s: float, *, openings: bool) -> int:
+    def _run(self, w: Placeable, pairs: np.ndarray, scale: float, limit_s: float, *, openings: bool) -> int:
         """Columns: x of the pairs, row by row, then y of the DCs if there are openings. Rows: the requests, then the DCs."""
         n, dcs = pairs.shape
         row, dc = np.nonzero(pairs)

@@ -18,7 +18,7 @@ ROUNDS = 4
 """Transports solved for one answer at the most. One is enough unless the costs of a problem differ by many orders."""
 
 
-class Window(NamedTuple):
+class Placeable(NamedTuple):
     """The part of a problem that counts, in NumPy: n requests that some DC can serve."""
 
     cost: np.ndarray  # [n, D] 0 where not feasible
@@ -48,14 +48,14 @@ class HostSolver:
     def __init__(self, *, gap: float = GAP, time_limit_s: float = 0.25):
         self.gap, self.time_limit_s = gap, time_limit_s
 
-    def _lp(self, w: Window, pairs: np.ndarray, scale: float) -> tuple[int, np.ndarray | None, np.ndarray | None]:
+    def _lp(self, w: Placeable, pairs: np.ndarray, scale: float) -> tuple[int, np.ndarray | None, np.ndarray | None]:
         """The transport over pairs [n, D], openings left out: status, and if OPTIMAL x [n, D] and the prices [D] >= 0.
 
         scale is a typical cost; solvers' tolerances are absolute.
         """
         raise NotImplementedError
 
-    def _mip(self, w: Window, pairs: np.ndarray, scale: float, limit_s: float) -> tuple[np.ndarray | None, float]:
+    def _mip(self, w: Placeable, pairs: np.ndarray, scale: float, limit_s: float) -> tuple[np.ndarray | None, float]:
         """The problem over pairs [n, D] with x continuous, within limit_s: y [D] if there is one, and the bound."""
         raise NotImplementedError
 
@@ -71,7 +71,7 @@ class HostSolver:
             if not rows.any():
                 status, objective, bound = EMPTY, 0.0, 0.0
             else:
-                w = Window(cost[rows], feasible[rows], np.minimum(capacity, rows.sum()), opening)
+                w = Placeable(cost[rows], feasible[rows], np.minimum(capacity, rows.sum()), opening)
                 status, found, bound, _ = self._search(w, start)
                 if found is not None:
                     place[rows], objective = found, total(w, found)
@@ -80,14 +80,14 @@ class HostSolver:
         wall_s = time.perf_counter() - start
         return Solution(place=place, objective=np.float64(objective), bound=np.float64(bound), status=np.int32(status), wall_s=wall_s)
 
-    def _search(self, w: Window, start: float) -> Answer:
+    def _search(self, w: Placeable, start: float) -> Answer:
         """The answer to a window that began at `start`, on the clock of time.perf_counter."""
         first = self._transport(w, w.feasible)
         if first.place is None or first.price is None or not w.opening.any():
             return first
         return self._improve(w, first, first.price, start)
 
-    def _improve(self, w: Window, first: Answer, price: np.ndarray, start: float) -> Answer:
+    def _improve(self, w: Placeable, first: Answer, price: np.ndarray, start: float) -> Answer:
         """`first`, or what `_whole` finds among the pairs that `first` and the prices [D] leave.
 
         Again if that was solved in the scale of a far worse answer, which would leave its bound unproven.
@@ -111,13 +111,13 @@ class HostSolver:
             # Infeasible it cannot be with an answer at hand, but for tolerances.
             answer = answer._replace(bound=first.bound if found.status == INFEASIBLE else max(first.bound, found.bound))
 
-    def _whole(self, w: Window, pairs: np.ndarray, scale: float, limit_s: float) -> Answer:
+    def _whole(self, w: Placeable, pairs: np.ndarray, scale: float, limit_s: float) -> Answer:
         """The whole problem, openings and all, over pairs [n, D]."""
         opened, bound = self._mip(w, pairs, scale, limit_s)
         answer = NOTHING if opened is None else self._transport(w, pairs & (opened > 0.5))
         return answer._replace(bound=bound)
 
-    def _transport(self, w: Window, pairs: np.ndarray) -> Answer:
+    def _transport(self, w: Placeable, pairs: np.ndarray) -> Answer:
         """The transport over pairs [n, D], openings left out.
 
         Solvers work to tolerances of 1e-7 of a typical cost, too coarse if what matters is far cheaper than that. Then the pairs that the
@@ -146,7 +146,7 @@ class HostSolver:
         return answer
 
 
-def total(w: Window, place: np.ndarray) -> float:
+def total(w: Placeable, place: np.ndarray) -> float:
     """g CO2e of place [n], with the openings of the DCs it uses."""
     return float(w.cost[np.arange(len(place)), place].sum() + w.opening[np.unique(place)].sum())
 
@@ -164,7 +164,7 @@ def typical(costs: np.ndarray) -> float:
     return float(np.abs(costs).mean()) or 1.0
 
 
-def _floor(w: Window, pairs: np.ndarray, price: np.ndarray) -> np.ndarray:
+def _floor(w: Placeable, pairs: np.ndarray, price: np.ndarray) -> np.ndarray:
     """[n, D] no transport over `pairs` that uses this one costs less; inf elsewhere. By weak duality, at any prices [D] >= 0."""
     priced = np.where(pairs, w.cost + price, np.inf)
     least = priced.min(axis=1)
