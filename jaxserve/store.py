@@ -132,8 +132,9 @@ def write_frame(frame: pd.DataFrame, path: Path) -> None:
 def read_pieces(path: Path, columns: list[str]) -> Iterator[pd.DataFrame]:
     """A Parquet file piece by piece."""
     with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=1 << 18, columns=columns):
-            yield batch.to_pandas()
+        # Row group by row group: iter_batches keeps what it has read of all of them.
+        for i in range(file.num_row_groups):
+            yield file.read_row_group(i, columns=columns).to_pandas()
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
