@@ -26,7 +26,11 @@ INSIDE = 0.02
 def time_blocks(at: np.ndarray, stay_s: float) -> np.ndarray:
     """Block number [R] of times `at`: blocks of equal counts, each some times as long as `stay_s`, the typical stay of a request."""
     n = int(np.clip((at.max() - at.min()) / max(STAYS_PER_BLOCK * stay_s, 1e-9), FEWEST_BLOCKS, MOST_BLOCKS))
-    n = min(n, len(at))
+    return equal_parts(at, min(n, len(at)))
+
+
+def equal_parts(at: np.ndarray, n: int) -> np.ndarray:
+    """Part number [R], 0 to n - 1, of times `at`: parts of equal counts, in order of time."""
     rank = np.argsort(np.argsort(at, kind="stable"), kind="stable")
     return rank * n // len(at)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from calibration_fit.forms import PREFILL_TIME
 from calibration_fit.holdout import grouped_mape
@@ -20,24 +20,11 @@ from calibration_fit.report import write_report
 from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES
 from calibration_fit.vllm_json import read_vllm
 from jaxserve.errors import InputError, explain
-from jaxserve.perf.coefficients import (
-    DecodeEnergyCoefficients,
-    DecodeTimeCoefficients,
-    PowerCoefficients,
-    PrefillEnergyCoefficients,
-    PrefillTimeCoefficients,
-    load_coefficients,
-    shipped_names,
-)
+from jaxserve.perf.coefficients import Coefficients, load_coefficients, shipped_names
 from jaxserve.perf.power import PrefillEnergy
+from jaxserve.perf.request_log import parse_where
 
-TABLE_MODELS: dict[str, type[BaseModel]] = {
-    "prefill_time": PrefillTimeCoefficients,
-    "decode_time": DecodeTimeCoefficients,
-    "prefill_energy": PrefillEnergyCoefficients,
-    "decode_energy": DecodeEnergyCoefficients,
-    "power": PowerCoefficients,
-}
+TABLE_MODELS: dict[str, Any] = {name: Coefficients.model_fields[name].annotation for name in (*TABLES, "power")}
 """What a base file may hold; none of it has to be there."""
 IDLE_W, HOST_W = 60.0, 300.0
 
@@ -69,7 +56,7 @@ def calibrate(
         check_out(out, report)
         chosen = {"model": model, "tp": None if tp is None else str(tp), "gpu": gpu}
         chosen = {k: v for k, v in chosen.items() if v is not None}
-        data, left_out = _read(measurements, chosen, _pairs(where or []), (batch, isl, osl))
+        data, left_out = _read(measurements, chosen, parse_where(where or []), (batch, isl, osl))
         setup = one_setup(data)
         known = _base(base)
         prefill: dict[str, Any] = {}
@@ -124,13 +111,6 @@ def _without_decode(data: list[Measurements]) -> list[str]:
     """Static batches of one output token, which only count where prefill is fitted to static batches."""
     alone = [(m.source.path, m.row[m.osl < 2]) for m in data if m.phase == "end_to_end" and (m.osl < 2).any()]
     return [f"{path}: rows {', '.join(map(str, rows))}: osl = 1 holds no decode step, left out" for path, rows in alone]
-
-
-def _pairs(where: list[str]) -> dict[str, str]:
-    for text in where:
-        if "=" not in text:
-            raise InputError(f"--where {text!r} must be COLUMN=VALUE.")
-    return {k.strip(): v.strip() for k, v in (text.split("=", 1) for text in where)}
 
 
 def _base(path: Path | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration_fit.block_bootstrap import FEWEST_BLOCKS, bootstrap_blocks, time_blocks
+from calibration_fit.block_bootstrap import FEWEST_BLOCKS, bootstrap_blocks, equal_parts, time_blocks
 from calibration_fit.checks import check_fit, not_converged, rows_below_floor
 from calibration_fit.fit import FitResult, fit_all
 from calibration_fit.forms import PREFILL_TIME
@@ -163,7 +163,7 @@ def _decode_table(log: RequestLog, engines: list[Engine], stay_s: float, setup: 
     lives = Lives(t, osl - 1.0, keep, time_blocks(arrival[keep], stay_s))
     rows = life_rows(lives, line[keep], setup, source)
     part = np.zeros(len(keep), int)
-    part[keep] = np.argsort(np.argsort(arrival[keep], kind="stable")) * BLOCKS // keep.sum() % 2
+    part[keep] = equal_parts(arrival[keep], BLOCKS) % 2
     tried = [decode_held(lives, rows, held, part) for held in (REDUCED, {})]
     whole = tried[1].mape_all < PREFER_WHOLE * tried[0].mape_all
     result = decode_result(lives, rows, {} if whole else REDUCED)

@@ -208,7 +208,8 @@ def behave(
         shapes = [{k: v for k, v in around.items() if k not in APART}, *({k: around[k]} for k in APART)]
         settings = pd.concat([measure(model.scenario, STUDIED, shape, seeds, horizon_s, progress) for shape in shapes])
         verdicts += [judge(settings, d) for d in setting_directions(name)]
-        of_saturation = [dict(zip(loads, model.loads, strict=True))[label] / sustained for label in by_load["setting"]]
+        share = {label: load / sustained for label, load in zip(loads, model.loads, strict=True)}
+        of_saturation = [share[label] for label in by_load["setting"]]
         by_load = by_load.assign(model=name, part="load", saturation_req_per_s=sustained, of_saturation=of_saturation)
         frames += [by_load, settings.assign(model=name, part="setting")]
         yield pd.concat(frames, ignore_index=True), pd.DataFrame(verdicts)

@@ -107,7 +107,7 @@ def behaviour(
     from jaxserve.outputs import check_free
 
     check_free(out, folder=True)
-    chosen = list(dict.fromkeys(models or MODELS))
+    chosen = models or list(MODELS)
     command = " ".join(["jaxserve behaviour", *(f"--model {name}" for name in models or []), f"--seeds {seeds} --horizon {horizon_s:g}"])
     for runs, verdicts in behave(chosen, range(seeds), horizon_s, lambda text: print(text, file=sys.stderr)):
         write(runs, verdicts, out, command, horizon_s)

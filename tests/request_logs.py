@@ -1,6 +1,7 @@
 """Request logs that the engine itself writes, from known coefficients: for the tests of the replay and of the fit."""
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,8 @@ import numpy as np
 from jaxserve.perf.coefficients import Coefficients, parse_coefficients
 from jaxserve.perf.request_log import parse_log
 from jaxserve.validate import find_limits, replay
+from tests.oracle.engine import Engine
+from tests.oracle.records import Request
 
 COEFFICIENTS: Coefficients = parse_coefficients(
     {
@@ -20,6 +23,18 @@ COEFFICIENTS: Coefficients = parse_coefficients(
     },
     "known",
 )
+
+
+def drive(engine: Engine, requests: Sequence[Request]) -> None:
+    """The reference engine alone, from the first arrival until all requests, in order of arrival, have ended."""
+    coming, clock = deque(requests), 0.0
+    while True:
+        while coming and coming[0].arrival_s <= clock:
+            engine.waiting.append(coming.popleft())
+        end = engine.iterate(clock)
+        if end is None and not coming:
+            break
+        clock = coming[0].arrival_s if end is None else end
 
 
 def written_log(

@@ -13,7 +13,6 @@ from jaxserve.perf.request_log import RequestLog
 
 Floats = NDArray[np.float64]
 PERCENTILES = (50, 90, 99)
-"""Thirds of the requests in the server when a request arrives."""
 
 
 @dataclass(frozen=True)

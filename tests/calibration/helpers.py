@@ -1,6 +1,5 @@
 """Shared by the calibration tests: where the measured data lie, synthetic tables, and an independent global least-squares solution."""
 
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from calibration_fit.measurements import Measurements, Source, from_table
 from jaxserve.perf.coefficients import Coefficients
 from jaxserve.perf.latency import DecodeTime, PrefillTime
 from tests.oracle.records import Request
+from tests.request_logs import drive
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "calibration"
 
@@ -97,14 +97,7 @@ def oracle_log(
     arrival = np.cumsum(rng.exponential(1 / rate, n)).tolist()
     lengths = zip(rng.integers(20, 1200, n).tolist(), rng.integers(1, 250, n).tolist(), strict=True)
     requests = [Request(i, 0, a, isl, osl, dc_arrival_s=a) for i, (a, (isl, osl)) in enumerate(zip(arrival, lengths, strict=True))]
-    coming, clock = deque(requests), 0.0
-    while True:
-        while coming and coming[0].arrival_s <= clock:
-            engine.waiting.append(coming.popleft())
-        end = engine.iterate(clock)
-        if end is None and not coming:
-            break
-        clock = coming[0].arrival_s if end is None else end
+    drive(engine, requests)
     monkeypatch.undo()
     rows = []
     for r in requests:

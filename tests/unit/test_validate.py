@@ -1,7 +1,6 @@
 """`jaxserve validate`: the replay of a request log, its error tables, its output, and what it says to bad input."""
 
 import json
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from jaxserve.validate import find_limits, read_log, replay, validate
 from tests.cli.helpers import call
 from tests.oracle.engine import Engine
 from tests.oracle.records import Request
-from tests.request_logs import COEFFICIENTS, written_log
+from tests.request_logs import COEFFICIENTS, drive, written_log
 
 Floats = NDArray[np.float64]
 GIVEN = {"engines": None, "max_num_seqs": 16, "max_num_batched_tokens": 2048, "kv_capacity_tokens": 20_000}
@@ -84,15 +83,8 @@ def exact_shares(path: Path, limits: Mapping[str, int]) -> Floats:
     t_dec = {**c.decode_time.model_dump(exclude={"form", "alpha1_below", "batch_knee"})}
     energies = {"e_pre": c.prefill_energy.model_dump(), "e_dec": c.decode_energy.model_dump()}
     world = SimpleNamespace(batching="prefill_first", t_pre=c.prefill_time.model_dump(), t_dec=t_dec, **energies, **limits)
-    engine, out, clock = Engine(world), np.zeros(len(read)), 0.0  # type: ignore[arg-type]
-    coming = deque(Request(i, 0, a, int(n), int(o), dc_arrival_s=a) for i, (a, n, o) in enumerate(zip(read.arrival_s, read.isl, read.osl)))
-    while True:
-        while coming and coming[0].arrival_s <= clock:
-            engine.waiting.append(coming.popleft())
-        end = engine.iterate(clock)
-        if end is None and not coming:
-            break
-        clock = coming[0].arrival_s if end is None else end
+    engine, out = Engine(world), np.zeros(len(read))  # type: ignore[arg-type]
+    drive(engine, [Request(i, 0, a, int(n), int(o), dc_arrival_s=a) for i, (a, n, o) in enumerate(zip(read.arrival_s, read.isl, read.osl))])
     for step in engine.steps:
         weight = read.isl[list(step.requests)] if step.kind == "prefill" else np.ones(len(step.requests))
         np.add.at(out, list(step.requests), step.energy_j * weight / weight.sum())
