@@ -66,7 +66,7 @@ def sensitivities(scenario: str) -> dict[str, list[str]]:
         "poll 0.2 s": ["provisioner.poll_s=0.2"],
         "poll 5 s": ["provisioner.poll_s=5.0"],
         "ledger off": ['dispatch.ledger="off"'],
-        "remote window": ["dispatch.remote_window=true"],
+        "forwarding window": ['dispatch.forwarding="window"'],
         "TTFT budget 5 s": ["slo.ttft_s=5.0"],
         "OSL noise": ['osl_knowledge={kind="noise"}'],
         **spread,

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.engine.batch import Batch
-from jaxserve.engine.control import StepRequests, View
+from jaxserve.engine.control import View
 from jaxserve.engine.model import Arrivals, Fleet
+from jaxserve.engine.observe import belief_at
+from jaxserve.engine.requests import StepRequests
 from jaxserve.engine.state import Schedulers, Snapshot
 from jaxserve.perf.latency import DecodeTime, PrefillTime
 from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
@@ -49,7 +51,7 @@ def fleet_with(**changes: Any) -> Fleet:
 
 def view_of(fleet: Fleet, rows: list[dict[str, float]], means: tuple[float, float, float] = (50.0, 3000.0, 10.0)) -> View:
     """A view with one row of numbers a DC; what a row leaves out is an empty DC of one engine with PUE 1 at 100 g/kWh."""
-    usual = {"batch": 0.0, "queued_tokens": 0.0, "queued_seen": 0.0, "cached": 0.0, "duty": 0.0}
+    usual = {"batch": 0.0, "queued_tokens": 0.0, "queued_seen": 0.0, "spread": 0.0, "cached": 0.0, "duty": 0.0}
     usual |= {"ci": 100.0, "pue": 1.0, "rtt_s": 0.0, "engines": 1.0}
     assert all(set(row) <= set(usual) for row in rows)
     columns = {name: jnp.array([row.get(name, value) for row in rows]) for name, value in usual.items()}
@@ -58,12 +60,13 @@ def view_of(fleet: Fleet, rows: list[dict[str, float]], means: tuple[float, floa
     return View(**columns, isl_mean=isl_mean, isl2_mean=isl2_mean, osl_mean=osl_mean, **own)
 
 
-def batch_of(isl: list[float], osl: list[float] | float = 1.0, *, room: int = 6) -> Batch:
-    """A batch of these requests, with blank places up to `room`."""
+def batch_of(isl: list[float], osl: list[float] | float = 1.0, *, room: int = 6, dcs: int = 3) -> Batch:
+    """A batch of these requests, with blank places up to `room`, that may go to any of `dcs` DCs."""
     pad, n = room - len(isl), len(isl)
     lengths = (np.broadcast_to(np.asarray(values, float), n) for values in (isl, osl))
     isl_, osl_ = (jnp.asarray(np.append(values, np.zeros(pad))) for values in lengths)
-    return Batch(isl=isl_, osl=osl_, here=jnp.arange(room) < n, now_s=jnp.where(jnp.arange(room) < n, 0.0, jnp.inf))
+    here = jnp.arange(room) < n
+    return Batch(isl=isl_, osl=osl_, here=here, now_s=jnp.where(here, 0.0, jnp.inf), window=jnp.int32(0), open=jnp.ones(dcs, bool))
 
 
 def snapshot_of(rows: list[dict[str, float]]) -> Snapshot:
@@ -73,12 +76,28 @@ def snapshot_of(rows: list[dict[str, float]]) -> Snapshot:
     return Snapshot(**{name: jnp.array([row.get(name, value) for row in rows]) for name, value in usual.items()})
 
 
-def schedulers_of(fleet: Fleet, memory: Any) -> Schedulers:
-    """Schedulers that have decided nothing yet; `memory` is that of one."""
+def schedulers_of(fleet: Fleet, memory: Any, snapshot: Snapshot, **changes: Any) -> Schedulers:
+    """Schedulers that know the `snapshot` and have decided nothing yet; `memory` is that of one."""
     g, d = fleet.n_schedulers, fleet.n_dc
     pairs, each = jnp.zeros((g, d)), jnp.zeros(g)
     stacked = jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * g), memory)
-    return Schedulers(sent=pairs, sent_tokens=pairs, decided=each, isl_sum=each, isl2_sum=each, osl_sum=each, memory=stacked)
+    schedulers = Schedulers(
+        belief=belief_at(fleet, snapshot, jnp.int32(0), pairs),
+        weight=jnp.ones(g),
+        others=pairs,
+        reached=pairs,
+        seen_own=pairs,
+        seen_others=pairs,
+        sent=pairs,
+        sent_tokens=pairs,
+        decided=each,
+        isl_sum=each,
+        isl2_sum=each,
+        osl_sum=each,
+        osl2_sum=each,
+        memory=stacked,
+    )
+    return dataclasses.replace(schedulers, **changes)
 
 
 def step_of(requests: list[list[tuple[float, float]]], *, room: int = 6) -> tuple[Arrivals, StepRequests]:
@@ -95,11 +114,12 @@ def step_of(requests: list[list[tuple[float, float]]], *, room: int = 6) -> tupl
         osl=jnp.asarray(osl.astype(np.int32)),
         osl_believed=jnp.asarray(osl),
         scheduler=jnp.asarray(scheduler),
+        window=jnp.asarray(np.where(np.arange(w + 1) < n, 0, -1).astype(np.int32)),
         by_scheduler=jnp.asarray(ids),
     )
     rank = (np.arange(w) - start[scheduler[:w]]).astype(np.int32)
     ends = np.stack([start[1:], start[1:]])
-    own = (jnp.asarray(x) for x in (ids, start, ends, scheduler[:w], rank))
+    own = (jnp.asarray(x) for x in (ids, start, ends, scheduler[:w], rank, arrivals.decision_s[ids], arrivals.window[ids]))
     return arrivals, StepRequests(*own, batch_requests=room)
 
 

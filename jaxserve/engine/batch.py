@@ -9,8 +9,12 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import PyTree
 
-from jaxserve.engine.control import AbstractPolicy, StepRequests, View, across_lanes, noted, snapshot_views, view_axes, views_now
+from jaxserve.engine.belief import age
+from jaxserve.engine.control import AbstractPolicy, View, means_now, noted, snapshot_views, view_axes, views_now
+from jaxserve.engine.lanes import across_lanes
 from jaxserve.engine.model import Arrivals, Fleet
+from jaxserve.engine.observe import own_order
+from jaxserve.engine.requests import StepRequests
 from jaxserve.engine.state import Schedulers, Snapshot
 
 
@@ -21,6 +25,8 @@ class Batch(eqx.Module):
     osl: Array  # [N] tokens, as the scheduler believes
     here: Array  # [N] bool
     now_s: Array  # [N] s, when the decision is out
+    window: Array  # [] int32, in which it is decided, -1 for an empty one
+    open: Array  # [D] bool, DCs that its requests may be sent to, in the scheduler's own order
 
 
 class AbstractBatchPolicy(AbstractPolicy):
@@ -43,8 +49,8 @@ class AbstractBatchPolicy(AbstractPolicy):
         decide = jax.vmap(self.decide, in_axes=(view_axes(known), 0, 0))
 
         def one(k: Array, s: Schedulers) -> tuple[Array, Array, Schedulers, PyTree]:
-            batch, at = gather(arrivals, requests, k)
-            view = batch_views(known, s, batch)
+            batch, at = gather(fleet, arrivals, requests, k)
+            s, view = batch_views(fleet, known, s, batch)
             place, memory, told = decide(view, batch, s.memory)
             return at, place, noted(fleet, s, place, batch.isl, batch.osl, batch.here, memory), told
 
@@ -68,21 +74,30 @@ def batches_in(requests: StepRequests) -> Array:
     return jnp.max(jnp.sum(ends[1:] > ends[:-1], axis=0, dtype=jnp.int32))
 
 
-def gather(arrivals: Arrivals, requests: StepRequests, k: Array) -> tuple[Batch, Array]:
+def gather(fleet: Fleet, arrivals: Arrivals, requests: StepRequests, k: Array) -> tuple[Batch, Array]:
     """The k-th batch of every scheduler [G, N], and the place [G, N] of its requests in the step's list (W where blank)."""
     begin = jnp.where(k == 0, requests.start[:-1], requests.batch_end[jnp.maximum(k - 1, 0)])
     at = begin[:, None] + jnp.arange(requests.batch_requests, dtype=jnp.int32)
     here = at < requests.batch_end[k][:, None]
     at = jnp.where(here, at, requests.request.shape[0])
     request = requests.request.at[at].get(mode="fill", fill_value=arrivals.isl.shape[0] - 1)
-    return Batch(isl=arrivals.isl[request], osl=arrivals.osl_believed[request], here=here, now_s=arrivals.decision_s[request]), at
+    return Batch(
+        isl=arrivals.isl[request],
+        osl=arrivals.osl_believed[request],
+        here=here,
+        now_s=requests.now_s.at[at].get(mode="fill", fill_value=jnp.inf),
+        window=requests.window.at[at[:, 0]].get(mode="fill", fill_value=-1),
+        open=jnp.take_along_axis(fleet.own, own_order(fleet), axis=1) if requests.own_only else jnp.ones_like(fleet.own),
+    ), at
 
 
-def batch_views(known: View, s: Schedulers, batch: Batch) -> View:
-    """What every scheduler knows when it decides its batch [G, N]."""
+def batch_views(fleet: Fleet, known: View, s: Schedulers, batch: Batch) -> tuple[Schedulers, View]:
+    """What every scheduler knows when it decides its batch [G, N], and the schedulers with their beliefs carried to that moment."""
     n = jnp.maximum(jnp.sum(batch.here, axis=1), 1)
 
     def mean(values: Array) -> Array:
         return jnp.sum(jnp.where(batch.here, values, 0.0), axis=1) / n
 
-    return views_now(known, s, batch.now_s[:, 0], mean(batch.isl), mean(batch.isl * batch.isl), mean(batch.osl))
+    means = means_now(s, mean(batch.isl), mean(batch.isl * batch.isl), mean(batch.osl), mean(batch.osl * batch.osl))
+    s = age(fleet, s, means, batch.window, known.engines)
+    return s, views_now(known, s, batch.now_s[:, 0], means)

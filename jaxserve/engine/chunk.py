@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import PyTree
 
-from jaxserve.engine.control import LANES, AbstractPolicy
+from jaxserve.engine.control import AbstractPolicy
+from jaxserve.engine.lanes import LANES
 from jaxserve.engine.model import Arrivals, Fleet, Sizes, StepInputs
 from jaxserve.engine.state import State
 from jaxserve.engine.window import StepOutputs, advance_step

@@ -6,6 +6,7 @@ or, where decisions do not depend on one another, `AbstractPolicy` (`route`).
 """
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import ClassVar
 
 import equinox as eqx
@@ -14,20 +15,15 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import PyTree
 
+from jaxserve.engine.belief import Means, age, means_of
+from jaxserve.engine.lanes import across_lanes
 from jaxserve.engine.model import Arrivals, Fleet
 from jaxserve.engine.observe import own_order
+from jaxserve.engine.requests import StepRequests
 from jaxserve.engine.state import Schedulers, Snapshot
 
-
-class StepRequests(eqx.Module):
-    """The requests decided in one step, scheduler by scheduler, in order of arrival."""
-
-    request: Array  # [W] int32, R where empty
-    start: Array  # [G+1] int32, where each scheduler's requests begin
-    batch_end: Array  # [K, G] int32, where each of its batches ends, for batch policies
-    scheduler: Array  # [W] int32
-    rank: Array  # [W] int32, place among its scheduler's requests
-    batch_requests: int = eqx.field(static=True, default=1)  # N, the most requests of a batch
+QUANTILE = 2.33
+"""Standard deviations by which the 99th percentile of a normal distribution exceeds its mean."""
 
 
 class View(eqx.Module):
@@ -37,6 +33,7 @@ class View(eqx.Module):
     batch: Array  # [D] B, the scheduler's own dispatches included
     queued_tokens: Array  # [D] Q, likewise
     queued_seen: Array  # [D] Q of the snapshot alone
+    spread: Array  # [D] requests by which an engine may well exceed its DC's mean of B + q
     cached: Array  # [D] K
     duty: Array  # [D]
     ci: Array  # [D] g/kWh
@@ -98,7 +95,10 @@ class AbstractRequestPolicy(AbstractPolicy):
             at = jnp.where(here, requests.start[:-1] + j, blank)
             request = requests.request.at[at].get(mode="fill", fill_value=arrivals.isl.shape[0] - 1)
             isl, osl = arrivals.isl[request], arrivals.osl_believed[request]
-            view = views_now(known, s, arrivals.decision_s[request], isl, isl * isl, osl)
+            means = means_now(s, isl, isl * isl, osl, osl * osl)
+            if self.observes:
+                s = age(fleet, s, means, requests.window.at[at].get(mode="fill", fill_value=-1), known.engines)
+            view = views_now(known, s, requests.now_s.at[at].get(mode="fill", fill_value=jnp.inf), means)
             place, memory = choose(view, isl, osl, s.memory)
             s = noted(fleet, s, place[:, None], isl[:, None], osl[:, None], here[:, None], memory)
             return j + 1, places.at[at].set(place.astype(jnp.int32), mode="drop"), s
@@ -110,16 +110,17 @@ class AbstractRequestPolicy(AbstractPolicy):
 
 
 def snapshot_views(fleet: Fleet, snapshot: Snapshot) -> View:
-    """What all schedulers know from the snapshots alone, ledgers and means left blank: arrays [G, D]."""
+    """What does not change from one decision of a step to the next, the rest left blank: arrays [G, D]."""
     order = own_order(fleet)
-    blank = jnp.zeros(fleet.n_schedulers)
+    blank, nothing = jnp.zeros(fleet.n_schedulers), jnp.zeros(order.shape)
     return View(
         scheduler=jnp.arange(fleet.n_schedulers, dtype=jnp.int32),
-        batch=snapshot.batch[order],
-        queued_tokens=snapshot.queued_tokens[order],
-        queued_seen=snapshot.queued_tokens[order],
-        cached=snapshot.cached[order],
-        duty=snapshot.duty[order],
+        batch=nothing,
+        queued_tokens=nothing,
+        queued_seen=nothing,
+        spread=nothing,
+        cached=nothing,
+        duty=nothing,
         ci=snapshot.ci[order],
         pue=fleet.pue[order],
         rtt_s=jnp.take_along_axis(fleet.rtt_s, order, axis=1),
@@ -137,21 +138,30 @@ def view_axes(view: View) -> View:
     return eqx.tree_at(lambda v: v.fleet, jax.tree.map(lambda _: 0, view), None)
 
 
-def views_now(known: View, s: Schedulers, now_s: Array, isl: Array, isl2: Array, osl: Array) -> View:
-    """`known` [G, D] with the ledgers added and the means so far; `isl`, `isl2`, `osl` [G] stand in before the first decision."""
-    earlier = jnp.maximum(s.decided, 1.0)
-    new = s.decided == 0
-    return eqx.tree_at(
-        lambda v: (v.batch, v.queued_tokens, v.isl_mean, v.isl2_mean, v.osl_mean, v.now_s),
+def means_now(s: Schedulers, isl: Array, isl2: Array, osl: Array, osl2: Array) -> Means:
+    """Mean lengths so far; `isl`, `isl2`, `osl`, `osl2` [G] stand in before a scheduler's first decision."""
+    now = Means(isl=isl, isl2=isl2, osl=osl, osl2=osl2)
+    return jax.tree.map(lambda own, mean: jnp.where(s.decided == 0, own, mean), now, means_of(s, jnp.maximum(s.decided, 1.0)))
+
+
+def views_now(known: View, s: Schedulers, now_s: Array, means: Means) -> View:
+    """`known` [G, D] with what the schedulers believe of the DCs, their ledgers added, and the means so far."""
+    belief, weight = s.belief, s.weight[:, None]
+    sent = weight * s.sent / known.engines
+    batch, queued = belief.batch + sent, belief.queued_tokens / means.isl[:, None]
+    spread = jnp.where(known.fleet.view_aged, QUANTILE * jnp.sqrt(batch + queued + belief.unseen + sent), 0.0)
+    return replace(
         known,
-        (
-            known.batch + s.sent / known.engines,
-            known.queued_tokens + s.sent_tokens / known.engines,
-            jnp.where(new, isl, s.isl_sum / earlier),
-            jnp.where(new, isl2, s.isl2_sum / earlier),
-            jnp.where(new, osl, s.osl_sum / earlier),
-            now_s,
-        ),
+        batch=batch,
+        queued_tokens=belief.queued_tokens + weight * s.sent_tokens / known.engines,
+        queued_seen=belief.queued_tokens,
+        spread=spread,
+        cached=belief.cached,
+        duty=belief.duty,
+        isl_mean=means.isl,
+        isl2_mean=means.isl2,
+        osl_mean=means.osl,
+        now_s=now_s,
     )
 
 
@@ -161,13 +171,15 @@ def noted(fleet: Fleet, s: Schedulers, place: Array, isl: Array, osl: Array, her
     kept = jnp.where(here, 1.0, 0.0)
     noted = jnp.where(fleet.ledger_kept, kept, 0.0)
     some = jnp.any(here, axis=1)
-    return Schedulers(
+    return replace(
+        s,
         sent=s.sent.at[lanes, place].add(noted),
         sent_tokens=s.sent_tokens.at[lanes, place].add(noted * isl),
         decided=s.decided + jnp.sum(kept, axis=1),
         isl_sum=s.isl_sum + jnp.sum(kept * isl, axis=1),
         isl2_sum=s.isl2_sum + jnp.sum(kept * isl * isl, axis=1),
         osl_sum=s.osl_sum + jnp.sum(kept * osl, axis=1),
+        osl2_sum=s.osl2_sum + jnp.sum(kept * osl * osl, axis=1),
         memory=jax.tree.map(lambda new, old: _where(some, new, old), memory, s.memory),
     )
 
@@ -175,19 +187,3 @@ def noted(fleet: Fleet, s: Schedulers, place: Array, isl: Array, osl: Array, her
 def _where(mask: Array, new: Array, old: Array) -> Array:
     """`new` [G, ...] where `mask` [G], else `old`."""
     return jnp.where(mask.reshape(mask.shape + (1,) * (new.ndim - 1)), new, old)
-
-
-LANES = "lanes"
-"""Name of the mapped axis when many scenarios run as one call."""
-
-
-def across_lanes(value: Array) -> Array:
-    """The largest `value` of all scenarios that run as one `vmap`ped call.
-
-    A loop bound that differs from lane to lane would make `vmap` select over the whole carried state in every pass; a shared
-    bound does not, unless schedulers are mapped beside the lanes; a lane that has nothing left to do is guarded by its own conditions.
-    """
-    try:
-        return jax.lax.pmax(value, LANES)
-    except NameError:  # not mapped: a single run
-        return value

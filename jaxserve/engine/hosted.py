@@ -10,10 +10,11 @@ from jax import Array
 from jaxtyping import PyTree
 from numpy.typing import NDArray
 
-from jaxserve.engine.control import AbstractPolicy, StepRequests
+from jaxserve.engine.control import AbstractPolicy
 from jaxserve.engine.model import Arrivals, Fleet, Sizes, StepInputs
+from jaxserve.engine.requests import StepRequests, step_requests
 from jaxserve.engine.state import Schedulers, Snapshot, State
-from jaxserve.engine.window import look, step_requests
+from jaxserve.engine.window import look
 
 
 class AbstractHostPolicy(ABC):

@@ -106,6 +106,12 @@ def first_requests(arrival_s: Floats, window_s: float, step_windows: int, n_step
     return np.searchsorted(arrival_s, (np.arange(n_steps + 1) * step_windows) * window_s)
 
 
+def windows_of(times_s: Floats, window_s: float) -> Ints:
+    """The window k of each time, the largest with k*window_s <= time; the quotient may be off by one where the product is exact."""
+    guess = np.floor(times_s / window_s)
+    return (guess + ((guess + 1.0) * window_s <= times_s) - (guess * window_s > times_s)).astype(np.int64)
+
+
 class Lane:
     """Bookkeeping of one scenario: which requests are on the device, and under which row."""
 
@@ -117,6 +123,7 @@ class Lane:
         decided_s = r.windows.decided_s if r.windows else r.arrival_s
         self.step = np.searchsorted(edges, decided_s, side="right") - 1  # [N] in which each request is decided
         self.decision_s = np.array(r.decision_s)
+        self.window = windows_of(decided_s, window_s)  # [N] likewise
         self.solver_free_s = np.zeros(case.fleet.n_schedulers)  # where solvers' own time counts
         self.begin = 0  # the requests on the device are begin .. end
         self.end = 0
@@ -133,7 +140,10 @@ class Lane:
             np.minimum.at(first, place, r.windows.batch)
             sizes["batches"] = int((r.windows.batch - first[place]).max()) + 1
             _, counts = np.unique(r.windows.batch * groups + r.scheduler, return_counts=True)
-            sizes["batch_requests"] = -(-int(counts.max()) // 16) * 16
+            most = int(counts.max())
+            if self.case.fleet.forward_owner:
+                most = min(int(self.case.fleet.window_max_requests), len(self.step))
+            sizes["batch_requests"] = -(-most // 16) * 16
         return sizes
 
     @property
@@ -182,6 +192,7 @@ class Lane:
             osl=on_host(pad(r.osl, np.int32, 0)),
             osl_believed=on_host(pad(r.osl if r.osl_believed is None else r.osl_believed, np.float64, 0)),
             scheduler=on_host(pad(r.scheduler, np.int32, 0)),
+            window=on_host(pad(self.window, np.int32, -1)),
             by_scheduler=on_host(by_scheduler),
         )
         return Chunk(arrivals, group_start.astype(np.int32), batch_end.astype(np.int32), ids)

@@ -15,6 +15,8 @@ from jax import Array
 from jaxserve.perf.latency import DecodeTime, PrefillTime, TwoPieceDecodeTime
 from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
 
+PEERS = UNKNOWN, ALIKE, OBSERVED = range(3)
+
 
 class ValidRange(eqx.Module):
     """Where the step models were measured, as [least, greatest]; infinite where that is not known. Steps outside are counted."""
@@ -55,9 +57,15 @@ class Fleet(eqx.Module):
     prefill_first: Array  # [] bool, the batching loop: vLLM's, or else the study's
     ledger_kept: Array  # [] bool, whether schedulers remember their own dispatches at all ...
     ledger_in_flight: Array  # [] bool, ... and beyond a poll, until it can have seen them
-    remote_window: Array  # [] bool, whether what a batch policy forwards waits for the end of a window at the other scheduler
+    alike: Array  # [G] requests that one of a scheduler's own stands for, were all schedulers to do as it does
+    peers: Array  # [] int32, what schedulers make of their peers: one of PEERS
+    view_aged: Array  # [] bool, whether they carry a poll forward to the moment of their decision
+    headroom_parts: Array  # [G] into how many parts a scheduler divides a DC's headroom, to take one of them
+    window_max_requests: Array  # [] int32, the most that a batch policy decides together
+    forward_window: Array  # [] bool, whether what a batch policy forwards waits for the end of a window at the other scheduler
     idle_w: Array  # [] W of an idle engine
     n_engines: int = eqx.field(static=True)  # E
+    forward_owner: bool = eqx.field(static=True, default=False)  # ... who then places it anew among its own DCs
 
     @property
     def n_dc(self) -> int:
@@ -91,6 +99,7 @@ class Arrivals(eqx.Module):
     decision_s: Array  # [R+1]
     isl: Array  # [R+1] tokens, float64
     osl: Array  # [R+1] tokens, int32
+    window: Array  # [R+1] int32, in which the request is decided
     osl_believed: Array  # [R+1] tokens, float64, what the schedulers take it for
     scheduler: Array  # [R+1] int32
     by_scheduler: Array  # [R+W] int32, request ids sorted by (step of their decision, scheduler, id), then R

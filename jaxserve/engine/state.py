@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import PyTree
 
-from jaxserve.engine.model import Fleet, Sizes
+from jaxserve.engine.model import UNKNOWN, Fleet, Sizes
 
 ADMIT, PREFILL, DECODE = 0, 1, 2  # what an engine does next in its iteration
 
@@ -74,15 +74,36 @@ class Snapshot(eqx.Module):
     prefill_s: Array  # [D] engine-seconds of prefill since the last poll
 
 
+class Belief(eqx.Module):
+    """What each scheduler takes the DCs to be, from their polls on: means over a DC's engines, DCs in the scheduler's own order."""
+
+    batch: Array  # [G, D] B
+    queued_tokens: Array  # [G, D] Q
+    cached: Array  # [G, D] K
+    duty: Array  # [G, D]
+    progress: Array  # [G, D] tokens that a running request has generated, on average; no poll tells it
+    busy_s: Array  # [G, D] seconds of prefill steps begun and not over
+    unseen: Array  # [G, D] requests that have reached the DC since the poll
+    window: Array  # [G, D] int32, at the start of which this is so
+
+
 class Schedulers(eqx.Module):
     """What each scheduler remembers. DC axes are in the scheduler's own order."""
 
-    sent: Array  # [G, D] requests sent that the snapshot does not show
+    belief: Belief
+    weight: Array  # [G] requests that one of its own stands for: itself, and those that its peers send as it does
+    others: Array  # [G, D] requests a second that its peers send there whatever it does itself
+    reached: Array  # [G, D] of its requests, those that have reached the DC since the DC's last poll
+    seen_own: Array  # [G, D] its requests that reached the DC in the periods between polls, recent periods counting more
+    seen_others: Array  # [G, D] its peers', likewise
+
+    sent: Array  # [G, D] requests sent that the belief does not hold yet
     sent_tokens: Array  # [G, D] their prompt tokens
     decided: Array  # [G] requests decided so far
     isl_sum: Array  # [G]
     isl2_sum: Array  # [G]
     osl_sum: Array  # [G]
+    osl2_sum: Array  # [G]
     memory: PyTree  # of the policy, leading axis G
 
 
@@ -154,13 +175,21 @@ def initial_state(fleet: Fleet, sizes: Sizes, memory: PyTree, ci: Array) -> Stat
     zeros = jnp.zeros(d)
     snapshot = Snapshot(batch=zeros, queued_tokens=zeros, cached=zeros, duty=zeros, ci=jnp.asarray(ci, float), prefill_s=zeros)
     pairs, per_scheduler = jnp.zeros((g, d)), jnp.zeros(g)
+    belief = Belief(pairs, pairs, pairs, pairs, pairs, pairs, pairs, jnp.zeros((g, d), jnp.int32))
     schedulers = Schedulers(
+        belief=belief,
+        weight=jnp.where(jnp.asarray(fleet.peers) == UNKNOWN, 1.0, jnp.asarray(fleet.alike)),
+        others=pairs,
+        reached=pairs,
+        seen_own=pairs,
+        seen_others=pairs,
         sent=pairs,
         sent_tokens=pairs,
         decided=per_scheduler,
         isl_sum=per_scheduler,
         isl2_sum=per_scheduler,
         osl_sum=per_scheduler,
+        osl2_sum=per_scheduler,
         memory=memory,
     )
     return State(

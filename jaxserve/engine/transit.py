@@ -2,12 +2,23 @@
 
 from dataclasses import replace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jaxserve.engine.model import Arrivals, Fleet
+from jaxserve.engine.observe import own_position, owner
 from jaxserve.engine.state import Engines, Outcomes, Transit
+
+
+class Sent(eqx.Module):
+    """Requests that have just been placed."""
+
+    request: Array  # [W] int32
+    dc: Array  # [W] int32, D where the place is empty
+    scheduler: Array  # [W] int32, who has placed it
+    now_s: Array  # [W] s, when that is out
 
 
 def deliver(
@@ -16,32 +27,37 @@ def deliver(
     engines: Engines,
     outcomes: Outcomes,
     transit: Transit,
-    request: Array,
-    dc: Array,
+    sent: Sent,
     end_s: Array,
     held: Array,
-) -> tuple[Engines, Outcomes, Transit, Array]:
-    """Send off `request` [W] to `dc` [W] (D where the place is empty) and queue everything that reaches its DC before `end_s`.
+) -> tuple[Engines, Outcomes, Transit, Array, Array]:
+    """Send off what was decided and queue everything that reaches its DC before `end_s`.
 
     `held` []: whether what goes to a DC of another scheduler waits there for the end of its window.
-    Returns engines, outcomes, what is still under way, and whether that is more than transit has room for.
+    Returns engines, outcomes, what is still under way, how many requests of each scheduler were queued [G, D], DCs in its own order, and
+    whether more is under way than transit has room for.
     """
     n_dc, capacity, none = fleet.n_dc, transit.request.shape[0], outcomes.next.shape[0] - 1
-    rtt = fleet.rtt_s.at[arrivals.scheduler[request], dc].get(mode="fill", fill_value=jnp.inf)
-    arrival = arrivals.decision_s[request] + rtt
-    own = fleet.own.at[arrivals.scheduler[request], dc].get(mode="fill", fill_value=True)
-    arrival = jnp.where(held & ~own, _window_end(arrival, fleet.window_s), arrival)
+    request, dc, sender = sent.request, sent.dc, sent.scheduler
+    rtt = fleet.rtt_s.at[sender, dc].get(mode="fill", fill_value=jnp.inf)
+    arrival = sent.now_s + rtt
+    own = fleet.own.at[sender, dc].get(mode="fill", fill_value=True)
+    wait = held & ~own & ~((owner(fleet, dc) == fleet.n_schedulers) & fleet.forward_owner)
+    arrival = jnp.where(wait, _window_end(arrival, fleet.window_s), arrival)
     outcomes = _route(outcomes, request, dc, arrival, n_dc)
 
     # One sort by (DC, arrival, id): first what is due, DC by DC in the order of its round-robin; then what stays under way; then blanks.
     request = jnp.concatenate([transit.request, request])
     dc = jnp.concatenate([transit.dc, dc])
     arrival = jnp.concatenate([transit.arrival_s, arrival])
+    sender = jnp.concatenate([arrivals.scheduler[transit.request], sender])
     group = jnp.where(dc == n_dc, n_dc + 1, jnp.where(arrival < end_s, dc, n_dc))
-    group, arrival, request, dc = jax.lax.sort((group, arrival, request, dc), num_keys=3, is_stable=False)
+    group, arrival, request, dc, sender = jax.lax.sort((group, arrival, request, dc, sender), num_keys=3, is_stable=False)
     bounds = jnp.searchsorted(group, jnp.arange(n_dc + 2, dtype=group.dtype)).astype(jnp.int32)  # [D+2]
 
     engines, outcomes = _queue(fleet, arrivals, engines, outcomes, group, request, bounds)
+    place = jnp.where(group < n_dc, own_position(fleet, sender, dc), n_dc)
+    reached = jnp.zeros((fleet.n_schedulers, n_dc)).at[sender, place].add(1.0, mode="drop")
 
     size = group.shape[0]
     place = bounds[n_dc] + jnp.arange(capacity, dtype=jnp.int32)
@@ -52,7 +68,7 @@ def deliver(
         dc=jnp.where(kept, dc[place], n_dc),
         arrival_s=jnp.where(kept, arrival[place], jnp.inf),
     )
-    return engines, outcomes, transit, bounds[n_dc + 1] - bounds[n_dc] > capacity
+    return engines, outcomes, transit, reached, bounds[n_dc + 1] - bounds[n_dc] > capacity
 
 
 def _window_end(time_s: Array, window_s: Array) -> Array:

@@ -1,17 +1,22 @@
 """One step of the whole fleet: poll, decide, deliver, advance the engines, account. The only place where time moves."""
 
+from dataclasses import replace
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import PyTree
 
-from jaxserve.engine.control import AbstractPolicy, StepRequests, across_lanes
+from jaxserve.engine.control import AbstractPolicy
+from jaxserve.engine.forward import take_handed
 from jaxserve.engine.iterate import ADMITTED, BUILT, RAN_DECODE, RAN_PREFILL, Spent, run_pass, spent_before
+from jaxserve.engine.lanes import across_lanes
 from jaxserve.engine.model import Arrivals, Fleet, Sizes, StepInputs
 from jaxserve.engine.observe import by_dc, own_order, poll
-from jaxserve.engine.state import Engines, Outcomes, State
-from jaxserve.engine.transit import deliver
+from jaxserve.engine.requests import StepRequests, step_requests
+from jaxserve.engine.state import Engines, Outcomes, Schedulers, Snapshot, State
+from jaxserve.engine.transit import Sent, deliver
 
 
 class StepOutputs(eqx.Module):
@@ -43,13 +48,25 @@ def advance_step(
         state = look(fleet, arrivals, sizes, state, step)
     seen = jnp.stack([state.snapshot.batch, state.snapshot.queued_tokens, state.snapshot.cached, state.snapshot.duty])
 
+    sent, schedulers, transit = [], state.schedulers, state.transit
+    if fleet.forward_owner and policy.batched:
+        handed, transit = take_handed(fleet, arrivals, sizes, transit, window, start_s, end_s)
+        placed, schedulers, _ = _place(fleet, policy, arrivals, state.snapshot, schedulers, handed)
+        sent.append(placed)
     requests = step_requests(arrivals, sizes, step.group_start, step.batch_end)
-    place, schedulers, told = policy.route(fleet, arrivals, state.snapshot, state.schedulers, requests)
-    empty = requests.request == sizes.requests
-    dc = jnp.where(empty, fleet.n_dc, own_order(fleet)[requests.scheduler, place])
-    engines, outcomes, transit, crowded = deliver(
-        fleet, arrivals, state.engines, state.outcomes, state.transit, requests.request, dc, end_s, fleet.remote_window & policy.batched
+    placed, schedulers, told = _place(fleet, policy, arrivals, state.snapshot, schedulers, requests)
+    sent.append(placed)
+    engines, outcomes, transit, reached, crowded = deliver(
+        fleet,
+        arrivals,
+        state.engines,
+        state.outcomes,
+        transit,
+        jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *sent),
+        end_s,
+        fleet.forward_window & policy.batched,
     )
+    schedulers = replace(schedulers, reached=schedulers.reached + reached)
 
     before = engines
     engines, spent, codes, clocks, passes = _run(fleet, arrivals, outcomes, engines, sizes, start_s, end_s)
@@ -74,30 +91,21 @@ def advance_step(
     )
 
 
+def _place(
+    fleet: Fleet, policy: AbstractPolicy, arrivals: Arrivals, snapshot: Snapshot, schedulers: Schedulers, requests: StepRequests
+) -> tuple[Sent, Schedulers, PyTree]:
+    place, schedulers, told = policy.route(fleet, arrivals, snapshot, schedulers, requests)
+    empty = requests.request == arrivals.isl.shape[0] - 1
+    dc = jnp.where(empty, fleet.n_dc, own_order(fleet)[requests.scheduler, place])
+    return Sent(request=requests.request, dc=dc, scheduler=requests.scheduler, now_s=requests.now_s), schedulers, told
+
+
 def look(fleet: Fleet, arrivals: Arrivals, sizes: Sizes, state: State, step: StepInputs) -> State:
     """The polls that fall on the start of step `step.index`."""
     window = step.index * sizes.step_windows
     # Which windows see a poll differs from lane to lane; the branch is taken when any lane has one, and `poll` masks by DC.
     any_due = across_lanes(jnp.any((window - fleet.poll_offset) % fleet.poll_windows == 0).astype(jnp.int32)) > 0
     return jax.lax.cond(any_due, lambda s: poll(fleet, arrivals, s, window, window * fleet.window_s, step.ci), lambda s: s, state)
-
-
-def step_requests(arrivals: Arrivals, sizes: Sizes, group_start: Array, batch_end: Array) -> StepRequests:
-    """The requests decided in a step; `group_start` [G+1] and `batch_end` [K, G] are one row of the chunk's."""
-    first = group_start[0]
-    listed = jax.lax.dynamic_slice(arrivals.by_scheduler, (first,), (sizes.step_requests,))
-    place = jnp.arange(sizes.step_requests, dtype=jnp.int32)
-    start = group_start - first
-    request = jnp.where(place < start[-1], listed, sizes.requests)
-    scheduler = arrivals.scheduler[request]
-    return StepRequests(
-        request=request,
-        start=start,
-        batch_end=batch_end - first,
-        scheduler=scheduler,
-        rank=place - start[scheduler],
-        batch_requests=sizes.batch_requests,
-    )
 
 
 def _run(

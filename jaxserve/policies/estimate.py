@@ -4,6 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 
+from jaxserve.engine.belief import slots
 from jaxserve.engine.control import View
 from jaxserve.engine.model import Fleet
 
@@ -32,10 +33,9 @@ def estimate(view: View, isl: Array, osl: Array) -> Estimate:
     fleet = view.fleet
     queued = queued_requests(view)
     working = 1.0 - jnp.minimum(view.duty, MAX_DUTY)
-    footprint = view.isl_mean + view.osl_mean
-    slots = jnp.maximum(1.0, jnp.minimum(fleet.batch_capacity, jnp.floor(fleet.kv_capacity / footprint)))
+    places = slots(fleet, view.isl_mean, view.osl_mean)
     residence = view.osl_mean * fleet.decode_time(jnp.maximum(view.batch, 1.0), view.cached) / working
-    wait = jnp.maximum(0.0, view.batch + queued + 1.0 - slots) * residence / slots
+    wait = jnp.maximum(0.0, view.batch + queued + view.spread + 1.0 - places) * residence / places
     prefill = fleet.prefill_time(isl + view.queued_tokens, 1.0 + queued, isl * isl + queued * view.isl2_mean)
     backlog = fleet.prefill_time(view.queued_tokens, queued, queued * view.isl2_mean) / osl
     ttft = view.rtt_s + wait + prefill
@@ -58,5 +58,6 @@ def marginal_energy_j(fleet: Fleet, isl: Array, osl: Array) -> Array:
 
 
 def headroom(view: View) -> Array:
-    """H [D]: requests that a DC can still take: floor(N * max(0, batch_capacity - B - q))."""
-    return jnp.floor(view.engines * jnp.maximum(0.0, view.fleet.batch_capacity - view.batch - queued_requests(view)) + WHOLE)
+    """H [D]: requests that a DC can still take: floor(N * max(0, batch_capacity - B - q)), or the scheduler's part of it."""
+    room = view.engines * jnp.maximum(0.0, view.fleet.batch_capacity - view.batch - queued_requests(view))
+    return jnp.floor(room / view.fleet.headroom_parts[view.scheduler] + WHOLE)

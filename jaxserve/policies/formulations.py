@@ -119,7 +119,7 @@ class GreenLlm(AbstractFormulation):
 
     def keeps_slo(self, view: View, batch: Batch, problem: AssignmentProblem) -> Array:
         """By the estimates of the others: a deadline without a state is no SLO."""
-        return _estimates(view, batch).feasible & batch.here[:, None]
+        return _estimates(view, batch).feasible & batch.here[:, None] & batch.open
 
 
 def _estimates(view: View, batch: Batch) -> Estimate:
@@ -132,4 +132,6 @@ def _grams(view: View, joules: Array) -> Array:
 
 
 def _assignment(view: View, batch: Batch, cost: Array, feasible: Array) -> AssignmentProblem:
-    return AssignmentProblem(cost=cost, feasible=feasible & batch.here[:, None], capacity=headroom(view), opening=jnp.zeros_like(view.ci))
+    return AssignmentProblem(
+        cost=cost, feasible=feasible & batch.here[:, None] & batch.open, capacity=headroom(view), opening=jnp.zeros_like(view.ci)
+    )

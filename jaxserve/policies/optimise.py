@@ -11,9 +11,11 @@ from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from jaxserve.engine.batch import AbstractBatchPolicy, Batch, batch_views, batches_in, gather
-from jaxserve.engine.control import StepRequests, View, across_lanes, noted, snapshot_views, view_axes
+from jaxserve.engine.control import View, noted, snapshot_views, view_axes
 from jaxserve.engine.hosted import AbstractHostPolicy
+from jaxserve.engine.lanes import across_lanes
 from jaxserve.engine.model import Arrivals, Fleet
+from jaxserve.engine.requests import StepRequests
 from jaxserve.engine.state import Schedulers, Snapshot
 from jaxserve.policies.formulations import AbstractFormulation
 from jaxserve.solvers.facility import solve_facility
@@ -89,10 +91,10 @@ def settle(
 ) -> tuple[Array, Memory, Solved]:
     """The places [N] of a window's requests: the solver's, and for the others the fallback's, in order of arrival.
 
-    The fallback takes the `feasible` [N, D] DC of lowest CI with headroom left of `capacity` [D], or else the next in turn
-    (arXiv 2610.14571).
+    The fallback takes the `feasible` [N, D] DC of lowest CI with headroom left of `capacity` [D], or else the next in turn of the
+    open ones (arXiv 2610.14571).
     """
-    n_dc = view.ci.shape[0]
+    n_open, (opened,) = jnp.sum(batch.open, dtype=jnp.int32), jnp.nonzero(batch.open, size=batch.open.shape[0], fill_value=0)
     left_over = batch.here & (jnp.asarray(solution.place) < 0)
     (order,) = jnp.nonzero(left_over, size=left_over.shape[0], fill_value=left_over.shape[0])
     many = jnp.sum(left_over, dtype=jnp.int32)
@@ -103,7 +105,7 @@ def settle(
         r = order[j]
         open_ = feasible.at[r].get(mode="fill", fill_value=False) & (room > 0)
         served, here = jnp.any(open_), j < many
-        d = jnp.where(served, jnp.argmin(jnp.where(open_, view.ci, jnp.inf)), m.dealt % n_dc).astype(jnp.int32)
+        d = jnp.where(served, jnp.argmin(jnp.where(open_, view.ci, jnp.inf)), opened[m.dealt % n_open]).astype(jnp.int32)
         place = place.at[jnp.where(here, r, place.shape[0])].set(d, mode="drop")
         room = room.at[d].add(jnp.where(here & served, -1.0, 0.0))
         return j + 1, place, room, Memory(m.lowest + (here & served), m.dealt + (here & ~served))
@@ -152,7 +154,7 @@ class OnHost(AbstractHostPolicy):
         places = np.zeros(requests.request.shape[0], np.int32)
         wall_s, told = np.zeros(groups), []
         for k in range(int(batches_in(requests))):
-            batch, at, view, first = _ask(self.formulation, fleet, arrivals, snapshot, schedulers, requests, k)
+            batch, at, schedulers, view, first = _ask(self.formulation, fleet, arrivals, snapshot, schedulers, requests, k)
             solution = self._solve_all(first, first_dc)
             solves, unsettled = np.ones(groups[1], np.int32), (solution.place >= 0).any(axis=1)
             seconds = np.array(solution.wall_s)
@@ -198,11 +200,11 @@ def _ask(
     schedulers: Schedulers,
     requests: StepRequests,
     k: int,
-) -> tuple[Batch, Array, View, AssignmentProblem]:
-    batch, at = gather(arrivals, requests, jnp.asarray(k, jnp.int32))
-    view = batch_views(snapshot_views(fleet, snapshot), schedulers, batch)
+) -> tuple[Batch, Array, Schedulers, View, AssignmentProblem]:
+    batch, at = gather(fleet, arrivals, requests, jnp.asarray(k, jnp.int32))
+    schedulers, view = batch_views(fleet, snapshot_views(fleet, snapshot), schedulers, batch)
     problem = _ask_again(formulation, view, batch, _nowhere(batch))
-    return batch, at, view, problem
+    return batch, at, schedulers, view, problem
 
 
 @jax.jit

@@ -6,8 +6,9 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jax import Array
 
-from jaxserve.engine.control import AbstractPolicy, AbstractRequestPolicy, StepRequests, View
+from jaxserve.engine.control import AbstractPolicy, AbstractRequestPolicy, View
 from jaxserve.engine.model import Arrivals, Fleet
+from jaxserve.engine.requests import StepRequests
 from jaxserve.engine.state import Schedulers, Snapshot
 from jaxserve.policies.estimate import queued_requests
 

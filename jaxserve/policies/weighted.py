@@ -68,8 +68,7 @@ class MoerCap(AbstractBatchPolicy):
 
     def decide(self, view: View, batch: Batch, memory: tuple[()]) -> tuple[Array, tuple[()], tuple[()]]:
         """In order of arrival; ties of carbon intensity go to the first DC in the scheduler's own order."""
-        n_dc = view.ci.shape[0]
         most = jnp.maximum(jnp.ceil(self.cap * jnp.sum(batch.here) - ROUNDING), 1.0).astype(jnp.int32)
         # Whole numbers: XLA multiplies by 1/most where it may, and 49 * (1/49) is less than 1.
-        turn = jnp.minimum((jnp.cumsum(batch.here) - batch.here) // most, n_dc - 1)
-        return jnp.argsort(view.ci, stable=True)[turn], (), ()
+        turn = jnp.minimum((jnp.cumsum(batch.here) - batch.here) // most, jnp.sum(batch.open) - 1)
+        return jnp.argsort(jnp.where(batch.open, view.ci, jnp.inf), stable=True)[turn], (), ()

@@ -4,6 +4,7 @@ import hashlib
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jax import Array
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from jaxserve.engine.lane import Requests as EngineRequests
 from jaxserve.engine.lane import Windows, first_requests
-from jaxserve.engine.model import Fleet, Sizes, ValidRange
+from jaxserve.engine.model import ALIKE, OBSERVED, UNKNOWN, Fleet, Sizes, ValidRange
 from jaxserve.errors import InputError
 from jaxserve.perf.coefficients import Coefficients
 from jaxserve.scenario.grid import GridSeries, load_grid
@@ -64,6 +65,8 @@ class Compiled:
     def step_windows(self, observes: bool) -> int:
         """Windows in a step of the engine: as many as fit between the edges of ledger intervals, the horizon and, if observed, polls."""
         fleet, window_s = self.fleet, self.scenario.dispatch.window_s
+        if self.fleet.forward_owner and observes:
+            return 1  # what a window hands over is placed at its end
         common = math.gcd(self.ledger_windows, self.horizon_windows)
         if observes:
             common = math.gcd(common, int(fleet.poll_windows), *(int(offset) for offset in fleet.poll_offset))
@@ -145,6 +148,9 @@ def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:
     accepted = _acceptable(scenario, fleet, requests)
     taken = accepted if len(accepted) < len(requests.arrival_s) else slice(None)  # a slice copies nothing
     arrival, scheduler = requests.arrival_s[taken], requests.scheduler[taken]
+    if scenario.workload.split == "origin":
+        shares = np.bincount(requests.scheduler, minlength=len(scenario.schedulers))
+        fleet = replace(fleet, **_peers(scenario, shares))
     return Compiled(
         scenario=scenario,
         fleet=fleet,
@@ -224,10 +230,23 @@ def build_fleet(scenario: Scenario) -> Fleet:
         prefill_first=on_host(np.bool_(engine.batching == "prefill_first")),
         ledger_kept=on_host(np.bool_(scenario.dispatch.ledger != "off")),
         ledger_in_flight=on_host(np.bool_(scenario.dispatch.ledger == "in-flight")),
-        remote_window=on_host(np.bool_(scenario.dispatch.remote_window)),
+        **_peers(scenario, [s.weight for s in scenario.schedulers] if scenario.workload.split == "weight" else None),
+        peers=on_host(as_int({"unknown": UNKNOWN, "alike": ALIKE, "observed": OBSERVED}[scenario.dispatch.peers])),
+        view_aged=on_host(np.bool_(scenario.dispatch.view == "aged")),
+        window_max_requests=on_host(as_int(scenario.dispatch.window_max_requests)),
+        forward_window=on_host(np.bool_(scenario.dispatch.forwarding != "direct")),
+        forward_owner=scenario.dispatch.forwarding == "owner",
         idle_w=on_host(as_float(coefficients.power.idle_w_per_gpu * tp)),
         n_engines=int(engines.sum()),
     )
+
+
+def _peers(scenario: Scenario, shares: Any) -> dict[str, Array]:
+    """What one request of each scheduler stands for [G], by the `shares` [G] of all requests that they are dealt (None: equal ones)."""
+    share = np.ones(len(scenario.schedulers)) if shares is None else np.asarray(shares, np.float64)
+    alike = np.where(share > 0, share.sum() / np.where(share > 0, share, 1.0), 1.0)
+    parts = alike if scenario.dispatch.headroom == "divided" else np.ones_like(alike)
+    return {"alike": on_host(alike), "headroom_parts": on_host(parts)}
 
 
 def _check_steps(engine: Engine, coefficients: Coefficients, capacity: int) -> None:

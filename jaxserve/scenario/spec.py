@@ -129,12 +129,20 @@ class Dispatch(_Strict):
     window_s: Seconds = 0.1
     window_max_requests: int = Field(default=300, ge=1, le=65_536)
     """A batch policy's window closes early at the arrival of this many requests."""
-    remote_window: bool = False
-    """Whether a request that a batch policy forwards waits for the end of a window at the scheduler of the other DC."""
+    forwarding: Literal["direct", "window", "owner"] = "direct"
+    """A request that a batch policy sends to a DC of another scheduler goes there at once, waits there for the end of a window, or is
+    placed anew at that end by the scheduler that owns the DC, among its own.
+    """
     batch_capacity: int = Field(default=40, ge=1, le=MAX_TOKENS)
     """Requests that schedulers believe an engine takes at once."""
     ledger: Literal["off", "reset", "in-flight"] = "in-flight"
     """What a scheduler remembers of its own dispatches between polls."""
+    peers: Literal["unknown", "alike", "observed"] = "unknown"
+    """What it makes of the other schedulers' dispatches between polls: nothing, as many as its own, or what the polls have told."""
+    headroom: Literal["whole", "divided"] = "whole"
+    """Whether each scheduler fills all the room of a DC, or its part of it."""
+    view: Literal["snapshot", "aged"] = "snapshot"
+    """Whether it takes a DC as it was at its last poll, or carries it forward to the moment of decision."""
 
 
 class Provisioner(_Strict):

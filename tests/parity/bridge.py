@@ -85,7 +85,12 @@ def fleet_of(s: OracleScenario) -> Fleet:
         prefill_first=np.bool_(s.batching == "prefill_first"),
         ledger_kept=np.bool_(s.ledger != "off"),
         ledger_in_flight=np.bool_(s.ledger == "in-flight"),
-        remote_window=np.bool_(s.remote_window),
+        alike=np.full(len(s.own), float(len(s.own))),
+        peers=np.int32(0),
+        view_aged=np.bool_(False),
+        headroom_parts=np.ones(len(s.own)),
+        window_max_requests=np.int32(s.window_max_requests),
+        forward_window=np.bool_(s.remote_window),
         idle_w=s.idle_w_per_gpu * s.tp,
         n_engines=int(engines.sum()),
     )

@@ -9,15 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.engine.control import LANES, AbstractPolicy, StepRequests
+from jaxserve.engine.control import AbstractPolicy
 from jaxserve.engine.lane import Requests
+from jaxserve.engine.lanes import LANES
 from jaxserve.engine.model import Arrivals, Fleet
+from jaxserve.engine.requests import StepRequests
 from jaxserve.engine.state import Schedulers, Snapshot
 from jaxserve.policies.plans import Outlook
 from jaxserve.policies.registry import build_policy, resolve_policies
 from tests.parity.bridge import fleet_of
 from tests.parity.worlds import world
-from tests.views import QUICK_TO_COMPILE, as_arrays
+from tests.views import QUICK_TO_COMPILE, as_arrays, schedulers_of
 
 ROOM = 48  # places of a step and of a batch
 BATCHES = 2  # of a scheduler in a step
@@ -69,7 +71,8 @@ def step_requests(arrivals: Arrivals, first: np.ndarray, last: np.ndarray, cut: 
     request = np.append(ids, np.full(ROOM - len(ids), ROOM)).astype(np.int32)
     scheduler = np.asarray(arrivals.scheduler)[request]
     ends = np.stack([start[:-1] + cut - first, start[1:]]).astype(np.int32)
-    columns = (request, start, ends, scheduler, (np.arange(ROOM) - start[scheduler]).astype(np.int32))
+    rank = (np.arange(ROOM) - start[scheduler]).astype(np.int32)
+    columns = (request, start, ends, scheduler, rank, arrivals.decision_s[request], arrivals.window[request])
     return StepRequests(*(jnp.asarray(column) for column in columns), batch_requests=ROOM)
 
 
@@ -85,17 +88,19 @@ def random_moment(policy: AbstractPolicy, seed: int, world_seed: int) -> Moment:
     budgets = (
         {"slo_ttft_s": 1e9, "slo_tpot_s": 1e9} if loose else {"slo_ttft_s": 4.0 * fleet.slo_ttft_s, "slo_tpot_s": 4.0 * fleet.slo_tpot_s}
     )
-    fleet = dataclasses.replace(fleet, **budgets, ledger_kept=np.bool_(rng.random() < 0.7))
+    fleet = dataclasses.replace(fleet, **budgets, ledger_kept=np.bool_(rng.random() < 0.7), view_aged=np.bool_(rng.random() < 0.5))
     n = int(rng.integers(1, ROOM + 1))
     scheduler = np.sort(rng.integers(0, g, n))
     pad = ROOM - n
     osl = rng.integers(1, 400, n)
+    window = np.sort(rng.integers(0, 3, n))
     arrivals = Arrivals(
         decision_s=jnp.asarray(np.append(np.sort(rng.uniform(0, HORIZON_S, n)), np.full(pad + 1, np.inf))),
         isl=jnp.asarray(np.append(rng.integers(1, 2000, n), np.zeros(pad + 1)).astype(float)),
         osl=jnp.asarray(np.append(osl, np.zeros(pad + 1)).astype(np.int32)),
         osl_believed=jnp.asarray(np.append(osl * rng.uniform(0.5, 2.0, n), np.zeros(pad + 1))),
         scheduler=jnp.asarray(np.append(scheduler, np.zeros(pad + 1)).astype(np.int32)),
+        window=jnp.asarray(np.append(window, np.full(pad + 1, -1)).astype(np.int32)),
         by_scheduler=jnp.arange(ROOM, dtype=jnp.int32),
     )
     start = np.searchsorted(scheduler, np.arange(g + 1))
@@ -110,14 +115,19 @@ def random_moment(policy: AbstractPolicy, seed: int, world_seed: int) -> Moment:
         prefill_s=jnp.zeros(d),
     )
     decided = rng.integers(0, 3, g) * rng.integers(1, 50, g)
-    schedulers = Schedulers(
+    schedulers = schedulers_of(
+        fleet,
+        policy.init(d),
+        snapshot,
+        weight=jnp.asarray(rng.uniform(1.0, g, g)),
+        others=jnp.asarray(rng.uniform(0.0, 20.0, (g, d))),
         sent=jnp.asarray(rng.integers(0, 3, (g, d)).astype(float)),
         sent_tokens=jnp.asarray(rng.integers(0, 2000, (g, d)).astype(float)),
         decided=jnp.asarray(decided.astype(float)),
         isl_sum=jnp.asarray(decided * 300.0),
         isl2_sum=jnp.asarray(decided * 150000.0),
         osl_sum=jnp.asarray(decided * 90.0),
-        memory=jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * g), policy.init(d)),
+        osl2_sum=jnp.asarray(decided * 9000.0),
     )
     return Moment(fleet, arrivals, snapshot, schedulers, step_requests(arrivals, start[:-1], start[1:], start[1:]))
 
@@ -125,13 +135,19 @@ def random_moment(policy: AbstractPolicy, seed: int, world_seed: int) -> Moment:
 def levelled(moment: Moment) -> Moment:
     """The same requests with all DCs alike, near, empty and of one fast engine, within any budget; nothing has been decided yet."""
     fleet, zeros = moment.fleet, jnp.zeros(moment.fleet.n_dc)
-    alike = {"rtt_s": np.zeros_like(fleet.rtt_s), "pue": np.ones(fleet.n_dc), "dc_engines": np.ones(fleet.n_dc, np.int32)}
+    alike = {
+        "view_aged": np.bool_(False),
+        "rtt_s": np.zeros_like(fleet.rtt_s),
+        "pue": np.ones(fleet.n_dc),
+        "dc_engines": np.ones(fleet.n_dc, np.int32),
+    }
     alike |= {name: jax.tree.map(lambda s: 1e-3 * s, getattr(fleet, name)) for name in ("prefill_time", "decode_time")}
+    snapshot = Snapshot(batch=zeros, queued_tokens=zeros, cached=zeros, duty=zeros, ci=zeros + 100.0, prefill_s=zeros)
     return dataclasses.replace(
         moment,
         fleet=dataclasses.replace(fleet, **alike, slo_ttft_s=1e9, slo_tpot_s=1e9, batch_capacity=1000.0),
-        snapshot=Snapshot(batch=zeros, queued_tokens=zeros, cached=zeros, duty=zeros, ci=zeros + 100.0, prefill_s=zeros),
-        schedulers=jax.tree.map(jnp.zeros_like, moment.schedulers),
+        snapshot=snapshot,
+        schedulers=dataclasses.replace(jax.tree.map(jnp.zeros_like, moment.schedulers), weight=jnp.ones(fleet.n_schedulers)),
     )
 
 

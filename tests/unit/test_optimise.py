@@ -113,7 +113,8 @@ _route = jax.jit(lambda policy, *rest: policy.route(*rest), compiler_options=QUI
 def decided(policy: OnDevice | OnHost, fleet: Fleet, requests: list[list[tuple[float, float]]], ci: tuple[float, ...]) -> Decided:
     """One step of both schedulers."""
     arrivals, step = step_of(requests)
-    rest = (*as_arrays((fleet, arrivals, snapshot_of([{"ci": grams} for grams in ci]))), schedulers_of(fleet, policy.init(3)), step)
+    snapshot = as_arrays(snapshot_of([{"ci": grams} for grams in ci]))
+    rest = (*as_arrays((fleet, arrivals)), snapshot, schedulers_of(fleet, policy.init(3), snapshot), step)
     wall_s = None
     if isinstance(policy, OnDevice):
         place, after, told = _route(as_arrays(policy), *rest)
