@@ -38,22 +38,22 @@ def unit_of(header: str) -> tuple[CiUnit | None, str]:
     return ("lb/MWh", f"as WattTime publishes '{header}'") if is_moer(header) else (None, "")
 
 
-def implausible(zones: Sequence[str], ci_g_per_kwh: NDArray[np.float64], signal: str, basis: str) -> tuple[str, ...]:
-    """Warnings on zones whose values [T, Z] within a run are those of another unit, or zeros that are no measurement."""
-    unit_slip = "; is the unit right (grid.unit)?"
+def implausible(zones: Sequence[str], ci_g_per_kwh: NDArray[np.float64], signal: str, basis: str, field: str) -> tuple[str, ...]:
+    """Warnings on zones whose values [T, Z] within a run are those of another unit, or zeros that are no measurement.
+
+    `field` is the one of the scenario to look at where the unit is in doubt.
+    """
+    may_be_zero = signal == "marginal" or basis == "direct"
     found: list[str] = []
-    for zone, values in zip(zones, ci_g_per_kwh.T, strict=True):
-        least, most, zeros = float(np.abs(values).min()), float(np.abs(values).max()), int(np.count_nonzero(values == 0))
-        may_be_zero = signal == "marginal" or basis == "direct"
-        if most < LEAST_G_PER_KWH and not (most == 0 and may_be_zero):
-            found.append(f"warning: grid: zone {zone}: no value of the run reaches {LEAST_G_PER_KWH:g} g/kWh (at most {most:g}){unit_slip}")
+    for zone, values in zip(zones, np.abs(ci_g_per_kwh).T, strict=True):
+        least, most, zeros = float(values.min()), float(values.max()), int(np.count_nonzero(values == 0))
+        if zeros and basis == "lca":
+            told = f"{zeros} of {len(values)} values of the run are 0, which no life-cycle intensity is; were missing ones written as 0?"
+        elif most < LEAST_G_PER_KWH and not (most == 0 and may_be_zero):
+            told = f"no value of the run reaches {LEAST_G_PER_KWH:g} g/kWh (at most {most:g}); is that the unit ({field})?"
         elif least > MOST_G_PER_KWH:
-            found.append(
-                f"warning: grid: zone {zone}: all values of the run are above {MOST_G_PER_KWH:g} g/kWh (at least {least:g}){unit_slip}"
-            )
-        elif zeros and basis == "lca":
-            found.append(
-                f"warning: grid: zone {zone}: {zeros} of {len(values)} values of the run are 0, which no life-cycle intensity is; "
-                "were missing values written as 0?"
-            )
+            told = f"all values of the run are above {MOST_G_PER_KWH:g} g/kWh (at least {least:g}); is that the unit ({field})?"
+        else:
+            continue
+        found.append(f"warning: grid: zone {zone}: {told}")
     return tuple(dict.fromkeys(found))

@@ -111,7 +111,9 @@ def load_grid(
         series = _typical_day(spec, zones, start, span)
     else:
         series = _from_files(spec, zones, start, span, base_dir)
-    return replace(series, notes=(*series.notes, *implausible(series.zones, series.ci_g_per_kwh, series.signal, series.basis)))
+    field = "grid.unit" if isinstance(spec, FileGrid) else "grid.ci_g_per_kwh"
+    doubts = implausible(series.zones, series.ci_g_per_kwh, series.signal, series.basis, field)
+    return replace(series, notes=(*series.notes, *doubts))
 
 
 def shipped_zones(signal: str = "lca") -> tuple[str, ...]:
@@ -191,7 +193,9 @@ def _from_files(spec: FileGrid, zones: list[str], start: datetime, span: tuple[i
     notes += [f"grid: {len(unsorted)} rows out of order sorted"] if unsorted else []
     used = [file for file in files if file.columns]
     notes += dict.fromkeys(
-        f"grid: values read as {unit} ({why})" for file in used for unit, why in (_unit(spec, c) for c in file.columns.values())
+        f"grid: values read as {unit} ({why})" + (f", 1 {unit} = {G_PER_KWH[unit]:.4g} g/kWh" if unit != "g/kWh" else "")
+        for file in used
+        for unit, why in (_unit(spec, column) for column in file.columns.values())
     )
     notes += [f"grid: {Path(file.label).name}: no offset at its time stamps, read as UTC" for file in used if file.assumed_utc]
     estimated = [f"{zone} {s.estimated:.0%}" for zone, s in steps.items() if s.estimated]
