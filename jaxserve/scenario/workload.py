@@ -22,7 +22,7 @@ from jaxserve.scenario.workload_spec import LengthsSpec, PoissonWorkload, RatePi
 __all__ = ["LengthsSpec", "PoissonWorkload", "RatePiece", "Requests", "TraceWorkload", "WorkloadSpec", "generate_requests"]
 
 MAX_REQUESTS = 200_000_000  # about 6 GB of arrays: beyond it a typing error is likelier than a wish
-LEAST_SHARE, LEAST_SPAN = 0.01, 0.001  # of a trace's requests in the run, and of the run under requests: below, a slip is likely
+LEAST_SHARE, LEAST_SPAN = 0.01, 0.01  # of a trace's requests in the run, and of the run under requests: below, a slip is likely
 BLOCK = 65536  # fixed, so that the bits of an arrival do not depend on how many follow it
 
 # Second word of the seed sequence. Never renumber: stored runs are repeated by seed.
