@@ -14,8 +14,8 @@ G_PER_KWH: dict[CiUnit, float] = {
 """One of each in g/kWh; a pound is 453.59237 g."""
 
 LEAST_G_PER_KWH, MOST_G_PER_KWH = 1.0, 2000.0
-"""No grid stays below the one or above the other: of 123 zones of Electricity Maps, hourly over a life cycle (2022, 16 of them 2021 to 2024),
-none has an hour above 1,119 g/kWh, and each has one of 24 or more."""
+"""No grid stays below the one or above the other: of 123 zones of Electricity Maps, hour by hour over a life cycle (2022, 16 of them
+2021 to 2024), none has an hour above 1,119 g/kWh, and each has one of 24 or more."""
 
 _UNIT = re.compile(r"(?<![a-z])(kg|g|lbs?|t|tonnes?)[ _]?(?:co2)?[ _-]?(?:eq?)?[ _]*(?:/|per)[ _]*([km])wh(?![a-z])")
 _MASS = {"lbs": "lb", "tonne": "t", "tonnes": "t"}
