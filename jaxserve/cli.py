@@ -121,6 +121,7 @@ def check(scenario: ScenarioArgument, overrides: SetOption = None) -> None:
     from jaxserve.policies.registry import resolve_policies
     from jaxserve.scenario.compile import compile_scenario
     from jaxserve.scenario.load import load_scenario
+    from jaxserve.scenario.overview import overview
 
     loaded, base = load_scenario(scenario, overrides)
     policies = resolve_policies(loaded.policies)
@@ -128,13 +129,18 @@ def check(scenario: ScenarioArgument, overrides: SetOption = None) -> None:
     compiled = compile_scenario(loaded, base)
     notes = (*compiled.notes, *check_policies(compiled, policies))
     r = compiled.requests
-    print(f"{loaded.name}: {compiled.fleet.n_engines} engines in {compiled.fleet.n_dc} DCs, {len(loaded.schedulers)} schedulers")
+    console = _console(120)
+
+    def tell(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    tell(f"{loaded.name}: {compiled.fleet.n_engines} engines in {compiled.fleet.n_dc} DCs, {len(loaded.schedulers)} schedulers")
     n, rejected = len(r.arrival_s), len(r.arrival_s) - len(compiled.accepted)
-    print(f"{n} requests in {loaded.horizon_s:g} s ({n / loaded.horizon_s:.4g} a second), {rejected} to be rejected")
-    print(f"mean ISL {r.isl.mean():.1f}, mean OSL {r.osl.mean():.1f} tokens")
-    print(f"KV cache of an engine: {int(compiled.fleet.kv_capacity)} tokens; policies: {', '.join(labels)}")
-    for note in notes:
-        print(f"- {note}")
+    tell(f"{n} requests in {loaded.horizon_s:g} s ({n / loaded.horizon_s:.4g} a second), {rejected} to be rejected")
+    tell(f"mean ISL {r.isl.mean():.1f}, mean OSL {r.osl.mean():.1f} tokens")
+    tell(f"KV cache of an engine: {int(compiled.fleet.kv_capacity)} tokens; policies: {', '.join(labels)}")
+    tell(overview(compiled))
+    _tell(console, notes)
 
 
 @app.command()
@@ -190,6 +196,7 @@ def osl_train(
     trace: Annotated[Path, typer.Argument(help="A trace as for a scenario, with columns for model and application or without.")],
     out: Annotated[Path, typer.Option(help="Write the predictor to this file.")],
     where: Annotated[list[str] | None, typer.Option(metavar="COLUMN=VALUE", help="Keep one model or application; repeat at will.")] = None,
+    time_unit: Annotated[str | None, typer.Option(help="Of times that are numbers: s, ms, us or ns; default: as in a scenario.")] = None,
     invalid_rows: Annotated[str, typer.Option(help="What becomes of rows with fewer than one token: error or drop.")] = "error",
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of the first weights and the order of learning.")] = 0,
 ) -> None:
@@ -204,7 +211,9 @@ def osl_train(
     check_free(out)
     if invalid_rows not in ("error", "drop"):
         raise InputError(f"--invalid-rows {invalid_rows!r}: must be error or drop")
-    requests, notes = training_requests(trace, invalid_rows=invalid_rows, where=parse_where(where or []))
+    if time_unit not in (None, "s", "ms", "us", "ns"):
+        raise InputError(f"--time-unit {time_unit!r}: must be s, ms, us or ns")
+    requests, notes = training_requests(trace, time_unit=time_unit, invalid_rows=invalid_rows, where=parse_where(where or []))
     predictor = train(requests, seed=seed, source=trace.name)
     save(predictor, out)
     console = _console(120)
@@ -244,7 +253,7 @@ def _console(width: int) -> Console:
 
 def _tell(console: Console, notes: Sequence[str]) -> None:
     for note in notes:
-        console.print(f"- {note}", style="dim", highlight=False)
+        console.print(f"- {note}", style="bold" if note.startswith("warning: ") else "dim", highlight=False, markup=False)
 
 
 @contextmanager

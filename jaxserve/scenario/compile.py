@@ -15,6 +15,7 @@ from jaxserve.engine.lane import Windows, first_requests
 from jaxserve.engine.model import ALIKE, OBSERVED, UNKNOWN, Fleet, Sizes, ValidRange
 from jaxserve.errors import InputError
 from jaxserve.perf.coefficients import Coefficients
+from jaxserve.scenario.doubts import doubts
 from jaxserve.scenario.grid import GridSeries, load_grid
 from jaxserve.scenario.osl_knowledge import OracleKnowledge, believed_osl
 from jaxserve.scenario.spec import MOST_KV_TOKENS, AffineLatency, Engine, FixedLatency, Scenario
@@ -170,6 +171,7 @@ def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:
         ledger_windows=scenario.windows(scenario.ledger_s),
         notes=(
             *requests.notes,
+            *doubts(scenario, requests.zero),
             *belief.notes,
             f"grid: {grid.signal} carbon intensity ({grid.basis}), {grid.source}",
             *grid.notes,

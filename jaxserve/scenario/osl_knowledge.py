@@ -17,6 +17,7 @@ from jaxserve.osl.model import OTHER
 from jaxserve.osl.noise import GREENSERVE_BUCKET_ACCURACY, GREENSERVE_MAPE, Noise, calibrate
 from jaxserve.osl.predictor import codes
 from jaxserve.scenario.rawfile import resolve
+from jaxserve.scenario.trace_formats import TimeUnit
 from jaxserve.scenario.traces import read_trace
 from jaxserve.scenario.workload import STREAM_BELIEF_ERROR, STREAM_BELIEF_EXACT, Requests, random_stream
 from jaxserve.scenario.workload_spec import FilePath
@@ -98,13 +99,13 @@ def believed_osl(
 
 
 def training_requests(
-    path: Path, *, invalid_rows: Literal["error", "drop"], where: Mapping[str, str]
+    path: Path, *, time_unit: TimeUnit | None = None, invalid_rows: Literal["error", "drop"], where: Mapping[str, str]
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """The requests of a trace as `jaxserve.osl.train.train` takes them, in order of arrival, and sentences on how the file was read.
 
     `where` keeps those of one model or application: `{"model": "GPT-4"}`. Raises `InputError` where that names no column or no request.
     """
-    trace = read_trace(path, invalid_rows=invalid_rows)
+    trace = read_trace(path, time_unit=time_unit, invalid_rows=invalid_rows)
     labels = {name: column for name, column in (("model", trace.model), ("application", trace.application)) if column is not None}
     requests = pd.DataFrame({"isl": trace.isl, "osl": trace.osl, **labels})
     for name, value in where.items():

@@ -32,6 +32,8 @@ MISSING_TEXT = frozenset({"", "nan", "na", "n/a", "null", "none"})
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 # Pandas would read a bare 2021 or 20210101 as a day; such a number is more likely a counter than a time stamp.
 _STAMP = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?", re.ASCII)
+ZONED = r":\d\d.*(?:Z|[+-]\d\d(?::?\d\d)?)$"
+"""A zone after a time of day; a bare date ends in something like an offset, hence the colon before it."""
 
 
 def utc_us(instant: datetime) -> int:
@@ -39,10 +41,20 @@ def utc_us(instant: datetime) -> int:
     return (instant - EPOCH) // timedelta(microseconds=1)
 
 
+def instant_of(instant_us: int) -> datetime:
+    """The aware datetime of microseconds since 1970-01-01T00Z."""
+    return EPOCH + timedelta(microseconds=instant_us)
+
+
+def stamp_text(instant: datetime) -> str:
+    """`2024-03-31T01:00:00Z`, as `start_time` takes it."""
+    return instant.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
+
+
 def utc_text(instant_us: int) -> str:
     """`2024-03-31T01:00Z`, with seconds only where there are any."""
     try:
-        stamp = EPOCH + timedelta(microseconds=int(instant_us))
+        stamp = instant_of(int(instant_us))
     except OverflowError:
         return f"{instant_us / US_PER_S:g} s after 1970-01-01T00:00Z"
     whole_minute = stamp.second == 0 and stamp.microsecond == 0
@@ -84,6 +96,13 @@ class GridSeries:
             )
         return self.ci_g_per_kwh[np.searchsorted(self.edges_s, times, side="right") - 1]
 
+    def over(self, duration_s: float) -> NDArray[np.float64]:
+        """gCO2eq/kWh [3, Z]: the least, the mean over time and the greatest value of each zone in [0, duration_s)."""
+        inside = (self.edges_s < duration_s) & (np.append(self.edges_s[1:], np.inf) > 0)
+        begins = np.maximum(self.edges_s[inside], 0.0)
+        values, lasts_s = self.ci_g_per_kwh[inside], np.diff(begins, append=duration_s)
+        return np.stack([values.min(axis=0), lasts_s @ values / duration_s, values.max(axis=0)])
+
     def _hour(self, time_s: float) -> str:
         if self.start is None or not math.isfinite(time_s):
             return f"{time_s:g} s"
@@ -110,6 +129,10 @@ class Column:
     """[N] when each row's interval begins."""
     cells: list[str]
     """[N] as written."""
+    header: str
+    """Of the column that the values stand in."""
+    estimated: NDArray[np.bool_] | None = None
+    """[N] whether the publisher estimated the value; None where the file does not say."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +144,10 @@ class SignalFile:
     """By column name (wide) or zone id (long export); wanted names that the file lacks are absent."""
     have: tuple[str, ...]
     """Every zone or column the file has."""
-    value_headers: tuple[str, ...]
-    """Headers the values stand under."""
     basis: str | None
     """What the header itself says: `lca`, `direct`, or None for a wide file."""
+    assumed_utc: bool
+    """Whether neither the time stamps nor their header say what clock they are of, so that they were read as UTC."""
 
 
 def read_text(path: Path) -> str:
@@ -172,28 +195,37 @@ def read_signal_file(path: Path, wanted: Sequence[str], basis: str | None) -> Si
     time_at = next((names.index(name) for name in WIDE_TIME_COLUMNS if name in names), None)
     if zone_at is not None and time_at is not None:
         value_at, basis = _long_value_column(label, header, names, basis)
-        time_us = _read_times(label, header[time_at], lines, [row[time_at] for row in rows])
+        time_us, assumed_utc = _read_times(label, header[time_at], lines, [row[time_at] for row in rows])
+        estimated_at = names.index("data estimated") if "data estimated" in names else None
+        estimated = None if estimated_at is None else np.array([_plain(row[estimated_at]) in ("true", "1", "yes") for row in rows])
         ids = np.array([row[zone_at].strip() for row in rows])
         columns = {}
         for zone in wanted:
             of_zone = np.flatnonzero(ids == zone)
             if of_zone.size:
-                columns[zone] = Column(label, lines[of_zone], time_us[of_zone], [rows[i][value_at] for i in of_zone])
-        return SignalFile(label, columns, tuple(sorted(set(ids.tolist()) - {""})), (header[value_at],), basis)
+                columns[zone] = Column(
+                    label,
+                    lines[of_zone],
+                    time_us[of_zone],
+                    [rows[i][value_at] for i in of_zone],
+                    header[value_at],
+                    None if estimated is None else estimated[of_zone],
+                )
+        return SignalFile(label, columns, tuple(sorted(set(ids.tolist()) - {""})), basis, assumed_utc)
     if time_at != 0:
         raise InputError(
             f"{label}: row 1: the first column is {header[0][:40]!r}; expected {', '.join(WIDE_TIME_COLUMNS[:4])} and one column a zone, "
             "or an Electricity Maps export"
         )
-    time_us = _read_times(label, header[0], lines, [row[0] for row in rows])
+    time_us, assumed_utc = _read_times(label, header[0], lines, [row[0] for row in rows])
     columns = {}
     for name in wanted:
         if header.count(name) > 1:
             raise InputError(f"{label}: row 1: column '{name}' appears {header.count(name)} times; keep one")
         if name in header[1:]:
             at = header.index(name)
-            columns[name] = Column(label, lines, time_us, [row[at] for row in rows])
-    return SignalFile(label, columns, tuple(name for name in header[1:] if name), tuple(columns), None)
+            columns[name] = Column(label, lines, time_us, [row[at] for row in rows], name)
+    return SignalFile(label, columns, tuple(name for name in header[1:] if name), None, assumed_utc)
 
 
 def parse_cells(cells: Sequence[str]) -> tuple[NDArray[np.float64], dict[int, str]]:
@@ -254,15 +286,24 @@ def _read_rows(path: Path) -> tuple[list[str], NDArray[np.int64], list[list[str]
     return header, np.array(lines, dtype=np.int64), rows
 
 
-def _read_times(label: str, column: str, lines: NDArray[np.int64], texts: Sequence[str]) -> NDArray[np.int64]:
-    """int64 us [N]; a time stamp without an offset is UTC."""
-    tidy = [text.strip().removesuffix(" UTC") for text in texts]
+def _read_times(label: str, column: str, lines: NDArray[np.int64], texts: Sequence[str]) -> tuple[NDArray[np.int64], bool]:
+    """int64 us [N], and whether neither the header nor the stamps say that they are UTC, as which they are read without an offset."""
+    stripped = [text.strip() for text in texts]
+    tidy = [text.removesuffix(" UTC") for text in stripped]
     index = pd.to_datetime([text if _STAMP.fullmatch(text) else None for text in tidy], format="ISO8601", utc=True, errors="coerce")
     unread = np.flatnonzero(index.isna())
     if unread.size:
         what = f"{tidy[unread[0]][:40]!r} is not a time stamp" if tidy[unread[0]] else "the time stamp is missing"
         raise InputError(f"{label}: row {lines[unread[0]]}, column '{column}': {what}; write it like 2024-03-31T01:00Z")
-    return index.as_unit("us").asi8
+    if "utc" in re.split(r"[^a-z]+", _plain(column)):
+        return index.as_unit("us").asi8, False
+    zoned = np.array([text.endswith(" UTC") or re.search(ZONED, text) is not None for text in stripped])
+    if zoned.any() and not zoned.all():
+        odd = int(np.argmax(zoned != zoned[0]))
+        raise InputError(
+            f"{label}: row {lines[odd]}, column '{column}': time stamps with and without an offset are mixed; give every row one or none"
+        )
+    return index.as_unit("us").asi8, not zoned.any()
 
 
 def _long_value_column(label: str, header: list[str], names: list[str], basis: str | None) -> tuple[int, str]:

@@ -1,6 +1,6 @@
 """The scenario file: every field, its unit, its default and its bounds."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +15,9 @@ from jaxserve.units import BYTES_PER_GIB
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, pattern=r"^[^/\\\x00-\x1f]+$")]
+
+ASSUMED_UTC = timezone(timedelta(0), "UTC, assumed")
+"""The zone of a `start_time` that was given without an offset: UTC, but a run should say so."""
 
 WINDOW_TOLERANCE = 1e-9
 """How far, relatively, a time may be from a whole number of windows: decimal fractions are not exact in binary."""
@@ -186,7 +189,7 @@ class Scenario(_Strict):
     description: str = ""
     seed: int = Field(default=0, ge=0, lt=2**63)
     start_time: datetime
-    """When the run begins, for the grid; UTC, or with an offset."""
+    """When the run begins, for the grid; with an offset, or else UTC (`ASSUMED_UTC`)."""
     horizon_s: Seconds
     """Requests arrive in [0, horizon); those in flight then are served to the end."""
     ledger_s: Seconds = 1.0
@@ -213,7 +216,7 @@ class Scenario(_Strict):
         try:
             instant = datetime.fromisoformat(value) if isinstance(value, str) and len(value) > len("2022-01-04") else value
             if isinstance(instant, datetime):
-                return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+                return instant.replace(tzinfo=ASSUMED_UTC) if instant.tzinfo is None else instant.astimezone(UTC)
         except (ValueError, OverflowError):
             pass
         raise ValueError(f"must be a date with a time, such as 2022-01-04T11:00:00Z (got {str(value)[:40]!r})")

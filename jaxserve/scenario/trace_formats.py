@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -19,21 +19,28 @@ from pyarrow import csv as pacsv
 
 from jaxserve.errors import InputError
 from jaxserve.scenario.rawfile import HEAD_BYTES, open_input
+from jaxserve.units import LATEST_EPOCH_S
 
 NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d*)?")
 
 
+TimeUnit = Literal["s", "ms", "us", "ns"]
+TIME_UNITS: dict[TimeUnit, float] = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+"""How many of each are a second."""
+EPOCH_S = 1e9
+"""As a relative time this is 31 years, as an epoch it is September 2001."""
+
+
 @dataclass(frozen=True)
 class TraceFormat:
-    """Names of the three columns that matter and of the two that may be there; `time_unit_s` is one numeric time unit in seconds."""
+    """Names of the three columns that matter and of the two that may be there."""
 
     name: str
     time: str
     isl: str
     osl: str
-    time_unit_s: float = 1.0
     model: str = "model"
     application: str = "application"
 
@@ -48,7 +55,9 @@ class TraceFormat:
 
 AZURE = TraceFormat("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURSTGPT = TraceFormat("BurstGPT", "Timestamp", "Request tokens", "Response tokens", model="Model", application="Log Type")
-MOONCAKE = TraceFormat("Mooncake JSON lines", "timestamp", "input_length", "output_length", time_unit_s=1e-3)
+MOONCAKE = TraceFormat("Mooncake JSON lines", "timestamp", "input_length", "output_length")
+IN_SECONDS = ("chat_id", "turn")
+"""Keys of Alibaba's traces (Qwen-Bailian), which have Mooncake's other keys but stamps in seconds."""
 KNOWN = (
     "the formats known are Azure (TIMESTAMP,ContextTokens,GeneratedTokens), "
     "BurstGPT (Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type), "
@@ -62,10 +71,12 @@ class RawTrace:
     """Columns as the file has them, in file order; R rows."""
 
     format: TraceFormat
-    time: np.ndarray | pa.ChunkedArray  # float64[R] in format units, or R strings where the file holds time stamps
+    time: np.ndarray | pa.ChunkedArray  # float64[R] in `time_unit`, or R strings where the file holds time stamps
     isl: np.ndarray  # float64[R] tokens, not checked yet
     osl: np.ndarray  # float64[R] tokens, not checked yet
     line_of: Callable[[int], int]  # data row index -> 1-based line number in the file
+    time_unit: TimeUnit = "s"  # of numbers, as the format has it or the numbers show it
+    unit_shown_by: str = ""  # why this unit, where the format leaves it open
     origin_code: np.ndarray | None = None  # int[R] index into origin_values
     origin_values: list[str] = field(default_factory=list)
     model: pd.Categorical | None = None  # [R], "" where a row does not say; None where no row does
@@ -220,6 +231,7 @@ def _diagnose(path: Path, form: TraceFormat, at: dict[str, int], stamped: bool, 
 def _read_json_lines(path: Path, origin_column: str | None) -> RawTrace:
     form = MOONCAKE
     lines: list[int] = []
+    alibaba = False
     columns: dict[str, list[float]] = {name: [] for name in form.columns}
     codes: list[int] = []
     values: dict[str, int] = {}
@@ -235,6 +247,7 @@ def _read_json_lines(path: Path, origin_column: str | None) -> RawTrace:
                 raise InputError(f"{path}, row {line}: the keys '{shown}' are of no known trace format; {KNOWN}.")
             for name in form.columns:
                 columns[name].append(_json_number(path, line, name, row))
+            alibaba = alibaba or any(name in row for name in IN_SECONDS)
             if origin_column is not None:
                 if origin_column not in row:
                     raise InputError(f"{path}, row {line}: has no key '{origin_column}' (workload.origin_column); add it to every line.")
@@ -243,9 +256,13 @@ def _read_json_lines(path: Path, origin_column: str | None) -> RawTrace:
                 text = str(row.get(name) or "")  # JSON may hold half a surrogate pair, which is no text
                 labels[name].append(text.encode(errors="replace").decode())
             lines.append(line)
+    time = np.array(columns[form.time], np.float64)
+    unit, shown_by = _json_time_unit(time, alibaba)
     return RawTrace(
         format=form,
-        time=np.array(columns[form.time], np.float64),
+        time=time,
+        time_unit=unit,
+        unit_shown_by=shown_by,
         isl=np.array(columns[form.isl], np.float64),
         osl=np.array(columns[form.osl], np.float64),
         line_of=lines.__getitem__,
@@ -254,6 +271,19 @@ def _read_json_lines(path: Path, origin_column: str | None) -> RawTrace:
         model=_labels(pa.array(labels[form.model])),
         application=_labels(pa.array(labels[form.application])),
     )
+
+
+def _json_time_unit(time: np.ndarray, alibaba: bool) -> tuple[TimeUnit, str]:
+    """The unit of the stamps [R], and what shows it: several writers share these keys, but not the unit."""
+    known = time[np.isfinite(time)]
+    for unit, per_second in TIME_UNITS.items():
+        if known.size and EPOCH_S * per_second < known.min() < LATEST_EPOCH_S * per_second:
+            return unit, "by their size since 1970"
+    if alibaba:
+        return "s", f"the keys {' and '.join(IN_SECONDS)} are of a trace in seconds"
+    if (known != np.rint(known)).any():
+        return "s", "they have fractions, Mooncake's are whole milliseconds"
+    return "ms", "as Mooncake's are"
 
 
 def _json_row(path: Path, line: int, text: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -11,12 +12,9 @@ import pyarrow as pa
 
 from jaxserve.errors import InputError
 from jaxserve.scenario.rawfile import MAX_TOKENS
-from jaxserve.scenario.trace_formats import RawTrace, read_raw
-
-EPOCH_S = 1e9  # as a relative time this is 31 years, as an epoch it is September 2001
-NOT_SECONDS = 1e11  # as an epoch in seconds this is the year 5138: it can only be a finer unit
-# A zone after a time of day; a bare date ends in something like an offset, hence the colon before it.
-ZONED = r":\d\d.*(?:Z|[+-]\d\d(?::?\d\d)?)$"
+from jaxserve.scenario.signals import ZONED, instant_of, stamp_text
+from jaxserve.scenario.trace_formats import EPOCH_S, TIME_UNITS, RawTrace, TimeUnit, read_raw
+from jaxserve.units import LATEST_EPOCH_S, US_PER_S
 
 TimeMode = Literal["auto", "absolute", "relative"]
 Column = TypeVar("Column", np.ndarray, pd.Categorical)
@@ -34,12 +32,15 @@ class Trace:
     counts: dict[str, int]  # rows_read, rows_dropped, rows_unsorted
     model: pd.Categorical | None = None  # [R], "" where a row does not say; None where the file does not
     application: pd.Categorical | None = None  # likewise; BurstGPT's log type
+    time_unit: TimeUnit | None = None  # of the file's times where they are numbers; None where they are time stamps
+    zero: datetime | None = None  # the instant of arrival 0 (UTC) by the file's own clock; None for relative times
 
 
 def read_trace(
     path: Path,
     *,
     time: TimeMode = "auto",
+    time_unit: TimeUnit | None = None,
     invalid_rows: Literal["error", "drop"] = "error",
     origin_column: str | None = None,
     origins: Mapping[str, int] | None = None,
@@ -47,8 +48,9 @@ def read_trace(
     """Read a trace file whose format is recognised by its header.
 
     Time stamps (ISO text, or numbers that can only be seconds since 1970) become seconds after the earliest row that is kept; relative
-    numbers keep their own zero. `invalid_rows="drop"` drops rows with fewer than one token (failed requests in real logs) and nothing
-    else: text or NaN in a number column stays an error. `origins` maps values of `origin_column` to scheduler indices.
+    numbers keep their own zero. Numbers are in `time_unit`, else in what the format says and the numbers show. `invalid_rows="drop"`
+    drops rows with fewer than one token (failed requests in real logs) and nothing else: text or NaN in a number column stays an error.
+    `origins` maps values of `origin_column` to scheduler indices.
     """
     raw = read_raw(path, origin_column)
     form, rows_read = raw.format, len(raw.isl)
@@ -66,7 +68,7 @@ def read_trace(
     if dropped == rows_read:
         raise InputError(f'{path}: workload.invalid_rows = "drop" leaves no row, all {rows_read} have too few tokens; give another file.')
 
-    seconds, time_note = _seconds(path, raw, time, keep)
+    seconds, unit, zero, time_note = _seconds(path, raw, time, time_unit, keep)
     origin = _origin(path, raw, origin_column, origins or {}, keep)
     isl, osl = raw.isl[keep].astype(np.int64), raw.osl[keep].astype(np.int64)
     model, application = at_rows(raw.model, keep), at_rows(raw.application, keep)
@@ -82,7 +84,7 @@ def read_trace(
     if unsorted:
         notes.append(f"{unsorted} rows were out of order; sorted by time")
     counts = {"rows_read": rows_read, "rows_dropped": dropped, "rows_unsorted": unsorted}
-    return Trace(seconds, isl, osl, origin, tuple(notes), counts, model, application)
+    return Trace(seconds, isl, osl, origin, tuple(notes), counts, model, application, unit, zero)
 
 
 def at_rows(column: Column | None, rows: np.ndarray) -> Column | None:
@@ -101,42 +103,60 @@ def _check_whole(path: Path, raw: RawTrace, name: str, tokens: np.ndarray) -> No
         raise InputError(f"{path}, row {raw.line_of(index)}, column {name}: {tokens[index]:.15g} {why}; correct the row.")
 
 
-def _seconds(path: Path, raw: RawTrace, mode: TimeMode, keep: np.ndarray) -> tuple[np.ndarray, str]:
-    """Arrival times of the kept rows, float64 seconds, and the sentence that says how they were read."""
+def _seconds(
+    path: Path, raw: RawTrace, mode: TimeMode, time_unit: TimeUnit | None, keep: np.ndarray
+) -> tuple[np.ndarray, TimeUnit | None, datetime | None, str]:
+    """Arrival times of the kept rows, float64 seconds, their unit in the file, the instant of 0, and how they were read in words."""
     form = raw.format
     if isinstance(raw.time, pa.ChunkedArray):
-        if mode == "relative":
+        if mode == "relative" or time_unit is not None:
+            option, advice = (
+                ('workload.time = "relative"', 'set it to "auto"') if mode == "relative" else ("workload.time_unit is given", "remove it")
+            )
             raise InputError(
                 f"{path}, row {raw.line_of(0)}, column {form.time}: {str(raw.time[0])[:40]!r} is no number of seconds, "
-                'but workload.time = "relative"; set it to "auto" or give seconds.'
+                f"but {option}; {advice} or give numbers."
             )
         stamps, zoned = _stamps_ns(path, raw, raw.time)
         stamps = stamps[keep]
         start = int(stamps.min())
-        moment = pd.Timestamp(start, unit="ns", tz="UTC").isoformat() + ("" if zoned else " (no offset given, read as UTC)")
+        zero = instant_of(start // 1000)
+        told = f"absolute time stamps, made relative to {stamp_text(zero)}" + ("" if zoned else " (no offset given, read as UTC)")
         # Whole nanoseconds are subtracted before they become a float: nothing of a 7-digit fraction is lost.
-        return (stamps - start) / 1e9, f"absolute time stamps, made relative to {moment}"
+        return (stamps - start) / 1e9, None, zero, told
 
-    seconds = raw.time * form.time_unit_s if form.time_unit_s == 1.0 else raw.time / round(1 / form.time_unit_s)
-    _check_times(path, raw, seconds)
-    if mode != "relative" and (mode == "absolute" or _is_epoch(path, raw, seconds)):
-        if seconds.min() > NOT_SECONDS:
-            raise InputError(f"{path}, column {form.time}: {seconds.min():.15g} s is far beyond any date; give seconds, not a finer unit.")
-        seconds = seconds[keep]
-        start = float(seconds.min())
-        moment = pd.Timestamp(round(start * 1e6), unit="us", tz="UTC").isoformat()
-        return seconds - start, f"absolute times (seconds since 1970), made relative to {moment}"
-    return seconds[keep], "relative times, zero kept as in the file"
+    unit = time_unit or raw.time_unit
+    shown_by = "workload.time_unit" if time_unit else raw.unit_shown_by
+    per_second = TIME_UNITS[unit]
+    _check_times(path, raw, unit)
+    told = f"in {unit}" + (f" ({shown_by})" if shown_by else "")
+    if mode != "relative" and (mode == "absolute" or _is_epoch(path, raw, raw.time / per_second)):
+        numbers = raw.time[keep]
+        start = float(numbers.min())
+        zero = instant_of(round(start / per_second * US_PER_S))
+        note = f"absolute times {told} since 1970, made relative to {stamp_text(zero)}"
+        # Where `mode` alone makes small numbers absolute, they tell no date.
+        return (numbers - start) / per_second, unit, zero if start > EPOCH_S * per_second else None, note
+    return raw.time[keep] / per_second, unit, None, f"relative times {told}, zero kept as in the file"
 
 
-def _check_times(path: Path, raw: RawTrace, seconds: np.ndarray) -> None:
-    bad = ~(np.isfinite(seconds) & (seconds >= 0))
-    if bad.any():
-        index = int(np.argmax(bad))
-        finite = np.isfinite(seconds[index])
-        why = "is negative; times start at 0" if finite else "is not a finite time; correct the row"
-        value = np.asarray(raw.time)[index]
-        raise InputError(f"{path}, row {raw.line_of(index)}, column {raw.format.time}: {value:.15g} {why}.")
+def _check_times(path: Path, raw: RawTrace, unit: TimeUnit) -> None:
+    """Refuse what is no time at all, and numbers too large to be times in `unit`."""
+    time, per_second = np.asarray(raw.time), TIME_UNITS[unit]
+    bad = ~(np.isfinite(time) & (time >= 0) & (time <= LATEST_EPOCH_S * per_second))
+    if not bad.any():
+        return
+    index = int(np.argmax(bad))
+    value = time[index]
+    if not np.isfinite(value):
+        why = "is not a finite time; correct the row"
+    elif value < 0:
+        why = "is negative; times start at 0"
+    else:
+        finer = [name for name, per in TIME_UNITS.items() if value <= LATEST_EPOCH_S * per]
+        advice = f'set workload.time_unit = "{finer[0]}" (osl-train: --time-unit {finer[0]})' if finer else "correct the row"
+        why = f"cannot be a time in {unit}, it is beyond any date; {advice}"
+    raise InputError(f"{path}, row {raw.line_of(index)}, column {raw.format.time}: {value:.15g} {why}.")
 
 
 def _is_epoch(path: Path, raw: RawTrace, seconds: np.ndarray) -> bool:

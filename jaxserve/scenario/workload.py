@@ -7,6 +7,7 @@ Arrivals, lengths and splits are stable under the horizon: a longer one only add
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from jaxserve.scenario.workload_spec import LengthsSpec, PoissonWorkload, RatePi
 __all__ = ["LengthsSpec", "PoissonWorkload", "RatePiece", "Requests", "TraceWorkload", "WorkloadSpec", "generate_requests"]
 
 MAX_REQUESTS = 200_000_000  # about 6 GB of arrays: beyond it a typing error is likelier than a wish
+LEAST_SHARE, LEAST_SPAN = 0.01, 0.01  # of a trace's requests in the run, and of the run under requests: below, a slip is likely
 BLOCK = 65536  # fixed, so that the bits of an arrival do not depend on how many follow it
 
 # Second word of the seed sequence. Never renumber: stored runs are repeated by seed.
@@ -40,6 +42,7 @@ class Requests:
     counts: dict[str, int]  # requests; for a trace also rows_read, rows_dropped, rows_unsorted, rows_outside_slice, requests_thinned
     model: pd.Categorical | None = None  # [R], "" where a row does not say; None where the trace does not, and for generated requests
     application: pd.Categorical | None = None  # likewise
+    zero: datetime | None = None  # the instant of time 0 (UTC) by a trace's own clock; None where it has none
 
 
 def generate_requests(
@@ -61,7 +64,7 @@ def generate_requests(
         raise InputError(f"seed: {seed} is negative; give an integer >= 0.")
     if not scheduler_names:
         raise InputError("schedulers: none given; name at least one.")
-    origin = model = application = None
+    origin = model = application = zero = None
     if isinstance(spec, PoissonWorkload):
         arrival, notes = _poisson(spec, horizon_s, seed)
         isl, osl, length_note = _lengths(spec.lengths, len(arrival), seed, base_dir)
@@ -71,9 +74,10 @@ def generate_requests(
         isl, osl = trace.isl[rows], trace.osl[rows]
         origin = at_rows(trace.origin, rows)
         model, application = at_rows(trace.model, rows), at_rows(trace.application, rows)
+        zero = trace.zero + timedelta(seconds=spec.slice_start_s or 0.0) if trace.zero else None
     scheduler = origin if origin is not None else _split(spec.split, len(arrival), seed, len(scheduler_names), scheduler_weights)
     counts = counts | {"requests": len(arrival)}
-    return Requests(arrival, isl, osl, scheduler.astype(np.int32), tuple(notes), counts, model, application)
+    return Requests(arrival, isl, osl, scheduler.astype(np.int32), tuple(notes), counts, model, application, zero)
 
 
 def random_stream(seed: int, stream: int) -> np.random.Generator:
@@ -146,7 +150,14 @@ def _from_trace(
             raise InputError(f"workload.origin_map.{value}: no scheduler is named '{name}'; known are {', '.join(scheduler_names)}.")
         names[value] = scheduler_names.index(name)
     path = resolve(base_dir, spec.path, "workload.path")
-    trace = read_trace(path, time=spec.time, invalid_rows=spec.invalid_rows, origin_column=spec.origin_column, origins=names)
+    trace = read_trace(
+        path,
+        time=spec.time,
+        time_unit=spec.time_unit,
+        invalid_rows=spec.invalid_rows,
+        origin_column=spec.origin_column,
+        origins=names,
+    )
     notes = list(trace.notes)
 
     start, end = spec.slice_start_s or 0.0, spec.slice_end_s if spec.slice_end_s is not None else math.inf
@@ -166,7 +177,7 @@ def _from_trace(
         arrival = arrival / scale
     if scale != 1:
         notes.append(f"arrivals compressed in time by {scale:g} (arrival times divided by it)")
-    reach = arrival[-1]
+    notes += _span_notes(arrival, horizon_s, trace.time_unit, spec.loop)
     if spec.loop and period < horizon_s:
         most = horizon_s / period * len(rows) if period > 0 else math.inf
         _check_size(most, "lower horizon_s or lengthen the slice")
@@ -175,13 +186,11 @@ def _from_trace(
         arrival = np.maximum.accumulate(arrival)  # rounding at the seam of two copies must not swap neighbours
         rows = np.tile(rows, copies)
         notes.append(f"trace repeated every {period:g} s until the horizon")
-    elif reach < horizon_s and not spec.loop:
-        notes.append(f"the last request arrives at {reach:g} s, the horizon is {horizon_s:g} s; loop = true would repeat the trace")
     inside = int(np.searchsorted(arrival, horizon_s, side="left"))
     if not inside:
         raise InputError(
             f"horizon_s: the first request of {path} arrives at {arrival[0]:g} s, the horizon is {horizon_s:g} s; "
-            "lengthen it or set workload.slice_start_s."
+            "lengthen it, set workload.slice_start_s, or workload.time_unit if the times are in another unit."
         )
     arrival, rows = arrival[:inside], rows[:inside]
 
@@ -193,6 +202,21 @@ def _from_trace(
         if not len(rows):
             raise InputError(f"workload.rate_scale: thinning by {spec.rate_scale:g} leaves none of {inside} requests; raise it.")
     return arrival, rows, trace, notes, trace.counts | {"rows_outside_slice": outside, "requests_thinned": thinned}
+
+
+def _span_notes(arrival: np.ndarray, horizon_s: float, unit: str | None, loop: bool) -> list[str]:
+    """What of the trace's arrivals [R] in seconds a run of `horizon_s` takes; `unit` is that of the file's numbers, if it holds any."""
+    count, reach = len(arrival), float(arrival[-1])
+    doubt = f"; are the file's times in {unit}, as they were read (workload.time_unit)?" if unit else ""
+    beyond = count - int(np.searchsorted(arrival, horizon_s, side="left"))
+    if beyond:
+        told = f"{beyond} of {count} requests arrive at or after horizon_s = {horizon_s:g} s and are left out, the last at {reach:g} s"
+        return [f"warning: {told}{doubt}" if beyond > (1 - LEAST_SHARE) * count else told]
+    if 0 < reach < LEAST_SPAN * horizon_s:
+        return [f"warning: all {count} requests arrive within {reach:g} s, the horizon is {horizon_s:g} s{doubt}"]
+    if loop:
+        return []
+    return [f"the last request arrives at {reach:g} s, the horizon is {horizon_s:g} s; loop = true would repeat the trace"]
 
 
 def _period(spec: TraceWorkload, arrival: np.ndarray, length: float) -> float:

@@ -60,7 +60,7 @@ class PoissonWorkload(_Spec):
     @model_validator(mode="before")
     @classmethod
     def _no_trace_options(cls, data: Any) -> Any:
-        fields = ("path", "slice_start_s", "slice_end_s", "rate_scale", "rate_method", "loop", "time", "invalid_rows")
+        fields = ("path", "slice_start_s", "slice_end_s", "rate_scale", "rate_method", "loop", "time", "time_unit", "invalid_rows")
         _refuse(data, fields, 'has a meaning only for kind = "trace"; remove it or change kind')
         _refuse(data, ("origin_column", "origin_map"), 'Poisson requests have no origin; remove it or change kind to "trace"')
         if isinstance(data, dict) and data.get("split") == "origin":
@@ -90,6 +90,8 @@ class TraceWorkload(_Spec):
     kind: Literal["trace"]
     path: FilePath
     time: Literal["auto", "absolute", "relative"] = "auto"
+    time_unit: Literal["s", "ms", "us", "ns"] | None = None
+    """Of times that are numbers; absent: what the format says, for JSON lines what the stamps show."""
     invalid_rows: Literal["error", "drop"] = "error"
     slice_start_s: NotNegative | None = None
     slice_end_s: Positive | None = None

@@ -33,7 +33,11 @@ TRACES: dict[str, tuple[str | bytes, dict[str, Any], tuple[str, ...]]] = {
     "stamp beyond nanoseconds": (AZURE + "9999-01-01 00:00:00,1,1\n", {}, ("row 2, column TIMESTAMP", "9999-01-01")),
     "stamps mixed": (AZURE + "2023-11-16 18:00:00Z,1,1\n2023-11-16 18:00:01,1,1\n", {}, ("row 3", "with and without an offset")),
     "relative and absolute mixed": (HEAD + "1,1,1\n1700000000,1,1\n", {}, ("row 3, column arrival_s", "mixed")),
-    "milliseconds since 1970": (HEAD + "1700000000000,1,1\n", {}, ("column arrival_s", "not a finer unit")),
+    "milliseconds since 1970": (
+        HEAD + "1700000000000,1,1\n",
+        {},
+        ("row 2, column arrival_s", "cannot be a time in s", 'workload.time_unit = "ms"'),
+    ),
     "tokens zero": (HEAD + "0,10,20\n1,10,0\n", {}, ("row 3, column osl: 0 tokens", 'invalid_rows = "drop"')),
     "tokens negative": (HEAD + "0,-3,20\n", {}, ("row 2, column isl: -3 tokens",)),
     "tokens NaN": (HEAD + "0,nan,20\n", {"invalid_rows": "drop"}, ("row 2, column isl: nan is not a whole number",)),
@@ -79,6 +83,9 @@ TRACES: dict[str, tuple[str | bytes, dict[str, Any], tuple[str, ...]]] = {
         {"split": "origin", "origin_column": "where"},
         ("row 3, column where: the origin 'mars' belongs to no scheduler",),
     ),
+    "times beyond any date, called relative": (HEAD + "1e12,1,1\n", {"time": "relative"}, ("cannot be a time in s",)),
+    "stamps with a unit": (AZURE + "2023-11-16 18:00:00,1,1\n", {"time_unit": "ms"}, ("row 2, column TIMESTAMP", "workload.time_unit")),
+    "time unit unknown": (HEAD + "0,1,1\n", {"time_unit": "min"}, ("workload.time_unit: must be 's', 'ms', 'us' or 'ns'",)),
     "stamps called relative": (AZURE + "2023-11-16 18:00:00,1,1\n", {"time": "relative"}, ("row 2, column TIMESTAMP",)),
 }
 
@@ -128,6 +135,17 @@ GRIDS: dict[str, tuple[str | bytes, dict[str, Any], tuple[str, ...]]] = {
     "binary": (bytes(range(256)), {}, ("UTF-8",)),
     "gzip without its name": (gzip.compress(HOURS.encode()), {}, (".gz",)),
     "marginal as average": (HOURS.replace("FR", "FR marginal"), {"zone_column": {"FR": "FR marginal"}}, ("row 1", "'FR marginal'")),
+    "MOER as average": (HOURS.replace("FR", "MOER"), {"zone_column": {"FR": "MOER"}}, ("row 1: column 'MOER' is marginal",)),
+    "unit against the header": (
+        HOURS.replace("FR", "FR gCO2/kWh"),
+        {"zone_column": {"FR": "FR gCO2/kWh"}, "unit": "lb/MWh"},
+        ("row 1: the header 'FR gCO2/kWh' says g/kWh but grid.unit is 'lb/MWh'",),
+    ),
+    "offsets in some rows": (
+        HOURS.replace("datetime_utc", "time").replace("11:00Z", "11:00"),
+        {},
+        ("row 3, column 'time'", "with and without an offset"),
+    ),
     "fill unknown": (HOURS, {"fill": "zero"}, ("grid.fill: must be 'error', 'hold' or 'interpolate' (got 'zero')",)),
 }
 

@@ -71,7 +71,8 @@ def test_one_application_alone(osl_train, trace: Path, tmp_path: Path, monkeypat
 
 def test_bad_input_leaves_nothing(osl_train, trace: Path, tmp_path: Path):
     out = tmp_path / "p.npz"
-    few, same = tmp_path / "few.csv", tmp_path / "same.csv"
+    few, same, late = tmp_path / "few.csv", tmp_path / "same.csv", tmp_path / "late.csv"
+    late.write_text("arrival_s,isl,osl\n" + "".join(f"{1_700_000_000_000 + t},5,{t + 1}\n" for t in range(50)))
     few.write_text("arrival_s,isl,osl\n" + "".join(f"{t},5,{t + 1}\n" for t in range(50)))
     same.write_text("arrival_s,isl,osl\n" + "".join(f"{t},5,3\n" for t in range(500)))
     (tmp_path / "nan.csv").write_text("arrival_s,isl,osl\n0,5,nan\n")
@@ -80,6 +81,9 @@ def test_bad_input_leaves_nothing(osl_train, trace: Path, tmp_path: Path):
         ((tmp_path / "absent.csv",), ("absent.csv: no such file",)),
         ((trace,), ("column osl: 0 tokens, at least 1 needed", "--invalid-rows drop")),
         ((trace, "--invalid-rows", "skip"), ("--invalid-rows 'skip': must be error or drop",)),
+        ((trace, "--time-unit", "min"), ("--time-unit 'min': must be s, ms, us or ns",)),
+        ((late,), ("row 2, column arrival_s: 1700000000000 cannot be a time in s", "--time-unit ms")),
+        ((late, "--time-unit", "ms"), ("late.csv: 50 requests are too few to learn from",)),  # the advice works
         ((trace, "--invalid-rows", "drop", "--where", "model"), ("--where 'model': must be COLUMN=VALUE",)),
         ((trace, "--invalid-rows", "drop", "--where", "model=huge"), ("--where model=huge: ", "its values of model are")),
         ((few,), ("few.csv: 50 requests are too few to learn from; give at least 200",)),
@@ -89,7 +93,7 @@ def test_bad_input_leaves_nothing(osl_train, trace: Path, tmp_path: Path):
     ):
         refused(osl_train(*arguments, "--out", out), out, *parts)
     refused(osl_train(trace, "--out", tmp_path / "no" / "p.npz"), None, "there is no folder")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["columns.csv", "few.csv", "nan.csv", "same.csv", "trace.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["columns.csv", "few.csv", "late.csv", "nan.csv", "same.csv", "trace.csv"]
 
 
 @real_data

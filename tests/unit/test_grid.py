@@ -20,6 +20,7 @@ CARBON = Path(__file__).parents[2].parent / "shared" / "data" / "carbon"
 needs_shared = pytest.mark.skipif(not CARBON.is_dir(), reason=f"the hourly files are not at {CARBON}")
 HOUR_S = 3600.0
 DAY = datetime(2024, 3, 31, tzinfo=UTC)
+ASSUMED_UNIT = "grid: values read as g/kWh (the header names no unit, nor does grid.unit)"
 ROUNDING = 0.05 + 1e-9  # The table ships one decimal.
 LONG_OLD = "Datetime (UTC),Country,Zone Name,Zone Id,Carbon Intensity gCO₂eq/kWh (direct),Carbon Intensity gCO₂eq/kWh (LCA),Data Source"
 LONG_NEW = (
@@ -66,7 +67,8 @@ def test_ci_changes_inside_a_run_at_its_own_stamp(tmp_path):
     assert grid.edges_s.tolist() == [-1800.0, 1800.0, 5400.0] and grid.until_s == 9000.0
     assert grid.at([0, 1799.999, 1800, 5399.999, 5400, 7199]).ravel().tolist() == [1, 1, 2, 2, 3, 3]
     assert grid.signal == "average" and grid.basis == "unspecified" and grid.zones == ("DE",)
-    assert grid.counts == {"filled_hours": 0, "duplicate_rows": 0, "unsorted_rows": 0} and grid.notes == ()
+    assert grid.counts == {"filled_hours": 0, "duplicate_rows": 0, "unsorted_rows": 0}
+    assert grid.notes == (ASSUMED_UNIT,)
 
 
 def test_a_run_may_end_exactly_where_the_file_ends(tmp_path):
@@ -115,7 +117,7 @@ def test_untidy_files_are_read(tmp_path):
     text = "\ufeff" + "\r\n".join([rows[0], rows[3], rows[1] + "  ", rows[1], "", rows[2], rows[4] + ",", ",", "", "", ""])
     grid = load(tmp_path, text)
     assert grid.ci_g_per_kwh.ravel().tolist() == [1, 2, 3, 4]
-    assert grid.counts == {"filled_hours": 0, "duplicate_rows": 1, "unsorted_rows": 3} and len(grid.notes) == 2
+    assert grid.counts == {"filled_hours": 0, "duplicate_rows": 1, "unsorted_rows": 3} and len(grid.notes) == 3
     assert load(tmp_path, gzip.compress(text.encode()), name="ci.csv.gz").counts == grid.counts
 
 

@@ -2,8 +2,11 @@
 
 import gzip
 import os
+import re
 import stat
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,8 +106,60 @@ def test_relative_times_keep_their_zero_and_absolute_ones_lose_it(tmp_path: Path
     trace = read_trace(relative, time="absolute")
     assert trace.arrival_s.tolist() == [0.0, 1.0] and "absolute" in trace.notes[1]
     epoch = write(tmp_path, GENERIC + "1700000005,1,1\n1700000006,2,2\n")
-    assert "2023-11-14T22:13:25+00:00" in read_trace(epoch).notes[1]
+    assert "2023-11-14T22:13:25Z" in read_trace(epoch).notes[1]
     assert read_trace(epoch, time="relative").arrival_s.tolist() == [1700000005.0, 1700000006.0]
+
+
+def lines(times: list[str], **more: object) -> str:
+    """JSON lines of Mooncake's keys with isl 10, 20, ... and osl 1, 2, ..."""
+    rest = "".join(f', "{name}": {value}' for name, value in more.items())
+    return "".join(f'{{"timestamp": {t}, "input_length": {10 * i}, "output_length": {i}{rest}}}\n' for i, t in enumerate(times, 1))
+
+
+def table(times: list[str]) -> str:
+    return GENERIC + "".join(f"{t},{10 * i},{i}\n" for i, t in enumerate(times, 1))
+
+
+EPOCH = 1_700_000_000
+# Id: (content, time_unit, what the note must say of the unit, the instant of zero). All are the rows of THREE.
+IN_UNITS: dict[str, tuple[str, Any, str, datetime | None]] = {
+    "JSON lines, whole ms": (lines(["0", "500", "2000"]), None, "relative times in ms (as Mooncake's are)", None),
+    "JSON lines, fractions": (lines(["0", "0.5", "2"]), None, "relative times in s (they have fractions", None),
+    "JSON lines, Alibaba": (lines(["0.0", "0.5", "2.0"], chat_id=1, turn=1), None, "relative times in s (the keys chat_id and turn", None),
+    "JSON lines, ms with fractions, as declared": (lines(["0", "500.0", "2e3"]), "ms", "in ms (workload.time_unit)", None),
+    "JSON lines, s, as declared": (lines(["0", "0.5", "2"]), "s", "in s (workload.time_unit)", None),
+    "CSV in ms": (table(["0", "500", "2000"]), "ms", "relative times in ms (workload.time_unit)", None),
+    "CSV in us": (table(["0", "5e5", "2000000"]), "us", "relative times in us (workload.time_unit)", None),
+    "CSV in ns": (table(["0", "500000000", "2e9"]), "ns", "relative times in ns (workload.time_unit)", None),
+    "CSV in s": (table(["0", "0.5", "2"]), None, "relative times in s, zero kept", None),
+} | {
+    f"{kind}, {unit} since 1970": (
+        write_rows([f"{EPOCH + s}{zeros}" if not part else f"{EPOCH + s}{part}{zeros[1:]}" for s, part in ((0, ""), (0, "5"), (2, ""))]),
+        None if kind == "JSON lines" else unit,
+        f"absolute times in {unit}",
+        datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC),
+    )
+    for kind, write_rows in (("JSON lines", lines), ("CSV", table))
+    for unit, zeros in (("ms", "000"), ("us", "000000"), ("ns", "000000000"))
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", IN_UNITS)
+def test_times_in_their_units(tmp_path: Path, case: str) -> None:
+    content, unit, told, zero = IN_UNITS[case]
+    trace = read_trace(write(tmp_path, content), time_unit=unit)
+    assert rows_of(trace) == THREE and told in trace.notes[1] and trace.zero == zero
+
+
+@pytest.mark.parametrize("mode", ["auto", "absolute", "relative"])
+@pytest.mark.parametrize(
+    ("stamp", "unit", "advice"), [("1.7e12", None, "ms"), ("1.7e15", None, "us"), ("1.7e18", "ms", "ns"), ("1.7e30", "ns", "")]
+)
+def test_times_beyond_any_date_are_refused_however_taken(tmp_path: Path, mode: Any, stamp: str, unit: Any, advice: str) -> None:
+    path = write(tmp_path, table([stamp]))
+    expected = f'set workload.time_unit = "{advice}" (osl-train: --time-unit {advice}).' if advice else "correct the row."
+    with pytest.raises(InputError, match=re.escape(f"cannot be a time in {unit or 's'}, it is beyond any date; {expected}")):
+        read_trace(path, time=mode, time_unit=unit)
 
 
 def test_absolute_stamps_lose_no_digit(tmp_path: Path) -> None:
@@ -196,7 +251,10 @@ MALFORMED: dict[str, tuple[str | bytes, str]] = {
         GENERIC + "0,1,1\n1700000000,1,1\n",
         "row 3, column arrival_s: relative times and times since 1970 are mixed",
     ),
-    "epoch in milliseconds": (GENERIC + "1700000000000,1,1\n", "column arrival_s: .*give seconds"),
+    "epoch in milliseconds": (
+        GENERIC + "1700000000000,1,1\n",
+        r'row 2, column arrival_s: 1700000000000 cannot be a time in s.*workload.time_unit = "ms"',
+    ),
     "bad time stamp": (
         AZURE + "2023-11-16 18:15:46,1,1\n2023-11-16 25:15:46,1,1\n",
         "row 3, column TIMESTAMP: '2023-11-16 25:15:46' is neither",
@@ -292,6 +350,8 @@ def test_options_against_the_file(tmp_path: Path) -> None:
     stamped = write(tmp_path, AZURE + "2023-11-16 18:15:46,1,1\n")
     with pytest.raises(InputError, match=r'row 2, column TIMESTAMP.*workload.time = "relative"'):
         read_trace(stamped, time="relative")
+    with pytest.raises(InputError, match=r"row 2, column TIMESTAMP.*workload.time_unit is given; remove it"):
+        read_trace(stamped, time_unit="ms")
     failed = write(tmp_path, GENERIC + "0,1,0\n1,0,1\n")
     with pytest.raises(InputError, match="leaves no row"):
         read_trace(failed, invalid_rows="drop")

@@ -1,6 +1,7 @@
 """The workload section: what may be written, and the requests it means."""
 
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ BAD_SECTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"kind": "poisson", "rate_req_per_s": 1, "lengths": FIXED, "path": "x"},
         'path: has a meaning only for kind = "trace"',
     ),
+    "poisson with a time unit": ({"kind": "poisson", "rate_req_per_s": 1, "lengths": FIXED, "time_unit": "ms"}, "time_unit: has a meaning"),
     "poisson with loop": ({"kind": "poisson", "rate_req_per_s": 1, "lengths": FIXED, "loop": True}, "loop: has a meaning only"),
     "poisson by origin": ({"kind": "poisson", "rate_req_per_s": 1, "lengths": FIXED, "split": "origin"}, "needs a trace"),
     "poisson origin column": ({"kind": "poisson", "rate_req_per_s": 1, "lengths": FIXED, "origin_column": "x"}, "no origin"),
@@ -99,6 +101,7 @@ BAD_SECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown distribution": ({"kind": "poisson", "rate_req_per_s": 1, "lengths": {"distribution": "short"}}, "openorca"),
     "isl alone": ({"kind": "poisson", "rate_req_per_s": 1, "lengths": {"isl": 5}}, "both isl and osl"),
     "two lengths": ({"kind": "poisson", "rate_req_per_s": 1, "lengths": {"distribution": "long", **FIXED}}, "exactly one of distribution"),
+    "unknown time unit": ({"kind": "trace", "path": "x", "time_unit": "min"}, "'ms'"),
     "no length": ({"kind": "poisson", "rate_req_per_s": 1, "lengths": {}}, "exactly one of distribution"),
     "zero isl": ({"kind": "poisson", "rate_req_per_s": 1, "lengths": {"isl": 0, "osl": 1}}, "greater than or equal to 1"),
     "fraction isl": ({"kind": "poisson", "rate_req_per_s": 1, "lengths": {"isl": 1.5, "osl": 1}}, "integer"),
@@ -282,6 +285,39 @@ def test_nothing_left_names_the_option(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"workload.loop: .* set workload.slice_end_s"):
         generate(tmp_path, **at_zero, loop=True)
     assert len(generate(tmp_path, **at_zero, loop=True, slice_end_s=10.0).isl) == 20
+
+
+def test_requests_beyond_the_horizon_are_counted(tmp_path: Path) -> None:
+    section = write_trace(tmp_path, [600.0 * i for i in range(500)])  # milliseconds, as arrival_s
+    one = generate(tmp_path, **section, horizon_s=300.0)
+    (told,) = [note for note in one.notes if "499 of 500 requests arrive at or after horizon_s = 300 s" in note]
+    assert told.startswith("warning: ") and "the last at 299400 s; are the file's times in s" in told and "workload.time_unit" in told
+    right = generate(tmp_path, **section, horizon_s=300.0, time_unit="ms")
+    assert right.arrival_s.tolist() == pytest.approx([0.6 * i for i in range(500)], rel=1e-15)
+    assert not any("warning" in note or "left out" in note for note in right.notes)
+    (few,) = [note for note in generate(tmp_path, **section, horizon_s=299_000.0).notes if "left out" in note]
+    assert few.startswith("1 of 500 requests arrive at or after")
+    assert not any("left out" in note for note in generate(tmp_path, **section, horizon_s=3e5).notes)
+
+
+@pytest.mark.parametrize("loop", [False, True])
+def test_a_trace_that_is_over_at_once_is_told(tmp_path: Path, loop: bool) -> None:
+    section = write_trace(tmp_path, [0.0, 0.05, 0.09]) | {"loop": loop}
+    told = "warning: all 3 requests arrive within 0.09 s, the horizon is 10 s; are the file's times in s"
+    assert any(note.startswith(told) for note in generate(tmp_path, **section, horizon_s=10.0).notes)
+    assert not any("warning" in note for note in generate(tmp_path, **section, horizon_s=9.0).notes)
+    burst = write_trace(tmp_path, [0.0, 0.0])  # in any unit
+    assert not any("warning" in note for note in generate(tmp_path, **burst).notes)
+
+
+def test_the_instant_of_time_0_follows_the_slice(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 16:00:00Z,1,1\n2024-05-10 16:00:09Z,1,1\n")
+    noon = datetime(2024, 5, 10, 16, tzinfo=UTC)
+    assert generate(tmp_path, kind="trace", path="t.csv").zero == noon
+    assert generate(tmp_path, kind="trace", path="t.csv", slice_start_s=5.0).zero == noon + timedelta(seconds=5)
+    relative = write_trace(tmp_path, [0.0, 1.0])
+    assert generate(tmp_path, **relative).zero is None and generate(tmp_path, **relative, time="absolute").zero is None
+    assert generate(rate_req_per_s=1).zero is None
 
 
 def test_path_errors(tmp_path: Path) -> None:
