@@ -6,6 +6,7 @@ from typing import Any
 from jaxserve.engine.hosted import AbstractHostPolicy
 from jaxserve.engine.lane import Case
 from jaxserve.engine.model import Sizes
+from jaxserve.errors import InputError
 from jaxserve.policies.plans import Outlook
 from jaxserve.policies.registry import build_policy
 from jaxserve.scenario.compile import Compiled
@@ -27,6 +28,8 @@ def build_case(compiled: Compiled, table: dict[str, Any]) -> Case:
         measured=isinstance(s.decision_latency, MeasuredLatency),
     )
     policy = build_policy(table, outlook)
+    if compiled.fleet.forward_owner and isinstance(policy, AbstractHostPolicy):
+        raise InputError(f'dispatch.forwarding = "owner": policy {table["label"]} plans on the host; set its solver = "device"')
     return Case(compiled.fleet, policy, compiled.requests_for(policy.batched), compiled.ci)
 
 

@@ -130,6 +130,7 @@ def _shape(c: Compiled, case: Case) -> dict[str, Any]:
         "engine.max_num_seqs": int(c.fleet.max_num_seqs),
         "dispatch.window_s": c.scenario.dispatch.window_s,
         "ledger_s": c.ledger_windows,
+        "dispatch.forwarding": c.fleet.forward_owner,
         "horizon_s": c.horizon_windows,
         "the form of engine.coefficients": str(jax.tree.structure((c.fleet.prefill_time, c.fleet.decode_time))),
         "the kind of policy": str(jax.tree.structure(case.policy)),

@@ -134,7 +134,7 @@ class Dispatch(_Strict):
     """A batch policy's window closes early at the arrival of this many requests."""
     forwarding: Literal["direct", "window", "owner"] = "direct"
     """A request that a batch policy sends to a DC of another scheduler goes there at once, waits there for the end of a window, or is
-    placed anew at that end by the scheduler that owns the DC, among its own.
+    placed anew at that end by the scheduler that owns the DC, among its own (`solves.parquet` holds the first placing).
     """
     batch_capacity: int = Field(default=40, ge=1, le=MAX_TOKENS)
     """Requests that schedulers believe an engine takes at once."""
@@ -245,6 +245,8 @@ class Scenario(_Strict):
                 )
             if round(ratio) < 1 or abs(ratio - round(ratio)) > WINDOW_TOLERANCE * ratio:
                 raise ValueError(f"{field}: {seconds:g} s is not a whole number of windows of dispatch.window_s = {window_s:g} s")
+        if self.dispatch.forwarding == "owner" and self.decision_latency.kind != "none":
+            raise ValueError('dispatch.forwarding: "owner" takes decisions without latency; set decision_latency.kind = "none"')
         rows = self.horizon_s / self.ledger_s * len(self.sites)
         if rows > MOST_LEDGER_ROWS:
             raise ValueError(
