@@ -73,7 +73,7 @@ def _one_window(fleet: Fleet, s: Schedulers, means: Means, due: Array, engines: 
         old,
         batch=left,
         queued_tokens=tokens - taken,
-        cached=jnp.maximum(0.0, cached + steps * batch - finished * (isl + osl)),
+        cached=jnp.where(left > 0, jnp.maximum(0.0, cached + steps * batch - finished * (isl + osl)), 0.0),
         progress=_ratio(jnp.maximum(0.0, generated - finished * osl), left),
         duty=old.duty + (prefill_s / dt - old.duty) / fleet.poll_windows,
         busy_s=busy - prefill_s,
