@@ -104,7 +104,8 @@ def _run_all(compiled: list[Compiled], cases: list[Case], names: list[str]) -> l
     step_windows = int(np.gcd.reduce([c.step_windows(case.policy.observes) for c, case in zip(compiled, cases, strict=True)]))
     sizes = _common([c.sizes(step_windows) for c in compiled], first.fleet.n_engines)
     window_s = first.scenario.dispatch.window_s
-    simulation = Simulation(cases, window_s=window_s, horizon_steps=first.horizon_windows // step_windows, sizes=sizes)
+    warmup_steps, horizon_steps = first.warmup_windows // step_windows, first.horizon_windows // step_windows
+    simulation = Simulation(cases, window_s=window_s, horizon_steps=horizon_steps, sizes=sizes, warmup_steps=warmup_steps)
     ledgers, rows = [EnergyLedger(c, step_windows) for c in compiled], [RequestRows(c) for c in compiled]
     frames: list[list[pd.DataFrame]] = [[] for _ in compiled]
     while not simulation.done:
@@ -130,6 +131,7 @@ def _shape(c: Compiled, case: Case) -> dict[str, Any]:
         "engine.max_num_seqs": int(c.fleet.max_num_seqs),
         "dispatch.window_s": c.scenario.dispatch.window_s,
         "ledger_s": c.ledger_windows,
+        "warmup_s": c.warmup_windows,
         "horizon_s": c.horizon_windows,
         "the form of engine.coefficients": str(jax.tree.structure((c.fleet.prefill_time, c.fleet.decode_time))),
         "the kind of policy": str(jax.tree.structure(case.policy)),
