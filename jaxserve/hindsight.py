@@ -116,7 +116,7 @@ class _Relaxation:
 
         self.idle_w = power.idle_w_per_gpu * s.coefficients.setup.tp
         intervals = len(c.interval_windows) - 1
-        edges_s = c.interval_windows * s.dispatch.window_s
+        edges_s = np.asarray(c.interval_windows * s.dispatch.window_s, np.float64)
         # What a run spends in the warm-up is not counted: a time in which nothing costs anything.
         counted = (c.interval_windows[:-1] >= c.warmup_windows)[:, None]
         g_per_j = np.where(counted, np.asarray(f.pue) * c.ci(edges_s[:-1]) / J_PER_KWH, 0.0)
@@ -146,7 +146,7 @@ class _Relaxation:
 
         self.first = (np.searchsorted(slice_s, r.arrival_s, side="right") - 1).astype(np.int32)
         # Nor are SLOs kept for requests of the warm-up.
-        due_s = np.where(self.first >= np.searchsorted(first, warm), r.arrival_s + s.slo.ttft_s, np.inf)
+        due_s: Floats = np.where(self.first >= np.searchsorted(first, warm), r.arrival_s + s.slo.ttft_s, np.inf)
         self.due = last_before(due_s), last_before(due_s + (r.osl - 1) * s.slo.tpot_s)
 
     def programme(self, keep_slo: bool) -> Programme | None:
@@ -184,7 +184,9 @@ class _Relaxation:
         return Programme(
             value_g=sum(float((c * x).sum()) for c, x in zip(costs, requests, strict=True)),
             price=np.maximum(np.asarray(capacity.dual_value, dtype=np.float64), 0.0) * (gram * unit / second),
-            horizon_j=sum((j - self.idle_w * s) * float((self.counted * x[:-1]).sum()) for x, (_, j, s) in zip(requests, modes, strict=True)),
+            horizon_j=sum(
+                float((self.counted * x[:-1]).sum()) * (j - self.idle_w * s) for x, (_, j, s) in zip(requests, modes, strict=True)
+            ),
             drain_j=sum(j * float(x[-1].sum()) for x, (_, j, _) in zip(requests, modes, strict=True)),
             share=sum((x.sum(axis=0) for x, (phase, _, _) in zip(requests, modes, strict=True) if not phase), np.zeros(self.n_dc)) / self.n,
         )

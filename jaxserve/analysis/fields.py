@@ -79,7 +79,7 @@ RUN_METRICS: dict[str, Field] = {
 COMPARISON: dict[str, Field] = {
     "saving_vs_baseline": Field("1", "1 - carbon_with_drain_g/that of the baseline; missing where the two did not serve the same"),
     "drain_vs_baseline": Field("1", "drain energy less the baseline's, over the baseline's energy before PUE: work left for later"),
-    "share_of_possible_saving": Field("1", "the saving over the largest that any policy could have; missing without that bound or a saving"),
+    "share_of_possible_saving": Field("1", "the saving over the largest that any policy could have; missing without bound or saving"),
 }
 
 LEDGER: dict[str, Field] = {

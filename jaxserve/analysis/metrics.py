@@ -140,9 +140,7 @@ class _Tally:
         neither = np.flatnonzero(~(finished | rejected))
         if neither.size:
             status = piece["status"].iloc[neither[0]]
-            raise InputError(
-                f"requests, row {self.rows + int(neither[0])}: status is {status!r}; every request ends finished or rejected."
-            )
+            raise InputError(f"requests, row {self.rows + int(neither[0])}: status is {status!r}; every request ends finished or rejected.")
         isl, osl = piece["isl"].to_numpy(dtype=np.int64), piece["osl"].to_numpy(dtype=np.int64)
         ttft_s, tpot_s, finish_s = _floats(piece, "ttft_s"), _floats(piece, "tpot_s"), _floats(piece, "finish_s")
         arrival_s = _floats(piece, "arrival_s")

@@ -85,9 +85,9 @@ def engine_rate(fleet: Fleet, load: Load) -> float:
 
 def green_llm_lp(outlook: Outlook) -> PlannedShares:
     """The authors' Green-LLM (arXiv 2507.09942): hour by hour the shares of each scheduler's load by DC, lexicographically with the least
-    carbon, then delay, then energy, each phase within 0.1 % of the optima before it. Many plans are left, and which of them a linear program
-    returns is its solver's chance; so we take the one that loads the DCs most evenly: the least sum over schedulers and DCs of load^2 over
-    the DC's capacity, which only one plan has. Where all DCs are alike, loads go by capacity.
+    carbon, then delay, then energy, each phase within 0.1 % of the optima before it. Many plans are left, and which of them a solver of
+    linear programs returns is chance; so a last phase takes the most even one (our definition): the least sum over schedulers and DCs of
+    load^2 over the DC's capacity, which only one plan has. Where all DCs are alike, loads go by capacity.
 
     Of their constraints stand here: all load placed, a token budget by DC and hour (the engines' batch limit times its throughput), and the
     deadline of mean delay, unless a mean request outlasts it even by itself, wherever it goes: then it does not bind. Water, renewables,
@@ -125,7 +125,7 @@ def green_llm_lp(outlook: Outlook) -> PlannedShares:
                 break
             if problem.status != cp.OPTIMAL:
                 break
-            planned = np.maximum(np.asarray(x.value), 0.0)
+            planned = np.where(rate[:, None] > 0, np.maximum(np.asarray(x.value), 0.0), 0.0)
             best = float(problem.value)  # type: ignore[arg-type]
             within = [*within, objective <= best + (KEPT - 1.0) * abs(best) + SLACK]
         shares.append(planned)
@@ -151,7 +151,7 @@ def _periods(outlook: Outlook, period_s: float) -> list[tuple[Load, Floats]]:
 
 
 def _planned(fleet: Fleet, shares: list[Floats], period_s: float) -> PlannedShares:
-    """Shares [G, D] of each period, turned into each scheduler's own order; a scheduler without load deals evenly, as does a run without."""
+    """Shares [G, D] of each period, turned into each scheduler's own order; without load they are even."""
     table = np.stack(shares or [np.zeros(fleet.rtt_s.shape)])
     table = np.where(table.sum(axis=-1, keepdims=True) > 0, table, 1.0)
     for g, first in enumerate(np.asarray(fleet.first_dc)):

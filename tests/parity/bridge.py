@@ -164,7 +164,7 @@ def run_engine(s: OracleScenario, *, step_windows: int | None = None, **sizes: i
 
 
 def by_interval(s: OracleScenario, expected: OracleResult, name: str) -> np.ndarray:
-    """The oracle's ledger [intervals, D], its intervals joined to those of `ledger_windows`: what every length of step can be compared to."""
+    """The oracle's ledger [intervals, D], joined to intervals of `ledger_windows`, which every length of step can be compared to."""
     rows = np.array([[dc[name] for dc in interval] for interval in expected.ledger])
     return np.add.reduceat(rows, [i for i, k in enumerate(interval_windows(s)[:-1]) if k % s.ledger_windows == 0], axis=0)
 

@@ -141,10 +141,10 @@ def test_a_warm_up_is_left_out_of_everything():
         "requests": 3, "finished": 2, "rejected": 1, "finished_after_horizon": 1, "arrival_mean_s": 6.0, "warmup_s": 5.0, "horizon_s": 10.0,
         "input_tokens_asked": 10300, "output_tokens_asked": 77, "input_tokens_served": 1300, "output_tokens_served": 72,
         "slo_attainment": 1 / 3, "ttft_violation": 1 / 3, "tpot_violation": 0.0, "both_violation": 0.0, "rejected_share": 1 / 3,
-        "ttft_p50_s": 1.25, "tpot_mean_s": 0.1, "tpot_undefined": 1, "queue_wait_mean_s": 0.55, "carbon_g": 12.0, "prefill_energy_j": 1200.0,
-        "facility_energy_j": 1.8e6, "drain_energy_j": 1.0, "carbon_with_drain_g": 15.0, "mean_ci_g_per_kwh": 24.0, "idle_share": 0.5,
-        "prefill_share": 0.15, "decode_share": 0.35, "carbon_g_per_request": 7.5, "goodput_req_per_s": 1 / 5, "goodput_req_per_g": 1 / 15,
-        "goodput_tokens_per_j": 71 / 1800002.0,
+        "ttft_p50_s": 1.25, "tpot_mean_s": 0.1, "tpot_undefined": 1, "queue_wait_mean_s": 0.55, "carbon_g": 12.0,
+        "prefill_energy_j": 1200.0, "facility_energy_j": 1.8e6, "drain_energy_j": 1.0, "carbon_with_drain_g": 15.0,
+        "mean_ci_g_per_kwh": 24.0, "idle_share": 0.5, "prefill_share": 0.15, "decode_share": 0.35, "carbon_g_per_request": 7.5,
+        "goodput_req_per_s": 1 / 5, "goodput_req_per_g": 1 / 15, "goodput_tokens_per_j": 71 / 1800002.0,
     }  # fmt: skip
     for name, value in expected.items():
         assert got[name] == pytest.approx(value, rel=RTOL), name
