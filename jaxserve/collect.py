@@ -40,7 +40,7 @@ class EnergyLedger:
         """`ledger.parquet`: facility_j and carbon_g include PUE."""
         c, s = self.c, self.c.scenario
         power, tp = s.coefficients.power, s.coefficients.setup.tp
-        edges = c.interval_windows * s.dispatch.window_s
+        edges = np.asarray(c.interval_windows * s.dispatch.window_s, np.float64)
         start, seconds = edges[:-1], np.diff(edges)
         prefill_j, decode_j, idle_s = self.sums
         idle_j = idle_s * (power.idle_w_per_gpu * tp)
@@ -181,7 +181,7 @@ def decision_counts(fallbacks: tuple[int, int], solves: Path, counted_from_s: fl
     counts: dict[str, Any] = {"fallback_lowest_carbon": fallbacks[0], "fallback_round_robin": fallbacks[1]}
     if solves.exists():
         frame = pd.read_parquet(solves, columns=["decided_s", "status", "solves", "gap", "wall_s"])
-        frame = frame[frame["decided_s"].to_numpy() >= counted_from_s]
+        frame = pd.DataFrame(frame[frame["decided_s"].to_numpy() >= counted_from_s])
         counts["windows"] = len(frame)
         counts["solves"] = int(frame["solves"].to_numpy().sum())
         counts["status"] = {name: n for name in STATUSES if (n := int((frame["status"] == name).to_numpy().sum()))}
