@@ -151,7 +151,7 @@ class Simulation:
         return Given(place=on_host(place), told=told, fell_back=planner.fallbacks(schedulers.memory)), chunk, wall_s
 
     def _refuse_stray(self, stray: NDArray[np.int32]) -> None:
-        """Refuse a policy that names a DC that does not exist; `stray` [L, 2]. Indexing would take it for the last one without a word."""
+        """Refuse a policy that names a DC that does not exist; `stray` [L, 2] as in `StepOutputs`."""
         for lane, (request, place) in zip(self._lanes, stray.tolist(), strict=True):
             if request < self.sizes.requests:
                 n, number, named = lane.case.fleet.n_dc, lane.begin + request, type(lane.case.policy).__name__

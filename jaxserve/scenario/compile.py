@@ -17,7 +17,7 @@ from jaxserve.errors import InputError
 from jaxserve.perf.coefficients import Coefficients
 from jaxserve.scenario.doubts import doubts
 from jaxserve.scenario.grid import GridSeries, load_grid
-from jaxserve.scenario.intervals import ci_changes, interval_windows
+from jaxserve.scenario.intervals import ci_changes, interval_windows, warmup_note
 from jaxserve.scenario.osl_knowledge import OracleKnowledge, believed_osl
 from jaxserve.scenario.spec import MOST_KV_TOKENS, AffineLatency, Engine, FixedLatency, Scenario
 from jaxserve.scenario.workload import Requests, generate_requests
@@ -180,7 +180,7 @@ def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:
         notes=(
             *requests.notes,
             *doubts(scenario, requests.zero),
-            *_warmup_note(requests.arrival_s, scenario.counted_from_s),
+            *warmup_note(requests.arrival_s, scenario.counted_from_s),
             *belief.notes,
             f"grid: {grid.signal} carbon intensity ({grid.basis}), {grid.source}",
             *grid.notes,
@@ -324,19 +324,6 @@ def _rtt(scenario: Scenario) -> NDArray[np.float64]:
                 )
             rtt[g, d] = value / MS_PER_S
     return rtt
-
-
-def _warmup_note(arrival_s: NDArray[np.float64], warmup_s: float) -> tuple[str, ...]:
-    """What is left out of the metrics; refuses a warm-up after which nothing arrives."""
-    left_out = int(np.searchsorted(arrival_s, warmup_s))
-    if not warmup_s:
-        return ()
-    if left_out == len(arrival_s):
-        raise InputError(f"warmup_s: no request arrives at or after {warmup_s:g} s, the last at {arrival_s[-1]:g} s; shorten it")
-    return (
-        f"warm-up: what arrives or is spent before {warmup_s:g} s is in no metric ({left_out} of {len(arrival_s)} requests); "
-        "the tables of requests and of the ledger have it",
-    )
 
 
 def _acceptable(scenario: Scenario, fleet: Fleet, requests: Requests) -> NDArray[np.int64]:
