@@ -153,7 +153,6 @@ def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:
     taken = accepted if len(accepted) < len(requests.arrival_s) else slice(None)  # a slice copies nothing
     site_zone = np.array([grid.zones.index(site.zone) for site in scenario.sites])
     ledger, warmup, horizon = (scenario.windows(s) for s in (scenario.ledger_s, scenario.warmup_s, scenario.horizon_s))
-    changes = ci_changes(grid, site_zone, scenario.dispatch.window_s, horizon)
     arrival, scheduler = requests.arrival_s[taken], requests.scheduler[taken]
     if scenario.workload.split == "origin":
         shares = np.bincount(requests.scheduler, minlength=len(scenario.schedulers))
@@ -176,7 +175,7 @@ def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:
         horizon_windows=horizon,
         warmup_windows=warmup,
         ledger_windows=ledger,
-        interval_windows=interval_windows(ledger, warmup, horizon, changes),
+        interval_windows=interval_windows(ledger, warmup, horizon, ci_changes(grid, site_zone, scenario.dispatch.window_s, horizon)),
         notes=(
             *requests.notes,
             *doubts(scenario, requests.zero),
