@@ -88,8 +88,10 @@ def sweep(
     if out is not None:
         check_free(out)
     dataset = run_sweep(scenario, parse_axes(axes), overrides=overrides or [], policy=policy)
-    shown = ["carbon_g", "slo_attainment", "ttft_p99_s", "tpot_p99_s", "idle_share"]
-    Console().print(dataset[shown].to_dataframe().to_string(float_format=lambda v: f"{v:.4g}"), highlight=False)
+    shown = ["carbon_with_drain_g", "slo_attainment", "ttft_p99_s", "tpot_p99_s", "idle_share"]
+    console = _console(120)
+    console.print(dataset[shown].to_dataframe().to_string(float_format=lambda v: f"{v:.4g}"), highlight=False)
+    _tell(console, dataset.attrs["notes"].splitlines())
     if out is not None:
         save_dataset(dataset, out)
 

@@ -22,17 +22,15 @@ class EnergyLedger:
 
     def __init__(self, compiled: Compiled, step_windows: int) -> None:
         self.c = compiled
-        self.horizon_steps = compiled.horizon_windows // step_windows
-        self.steps_per_interval = compiled.ledger_windows // step_windows
-        intervals = -(-compiled.horizon_windows // compiled.ledger_windows)
-        self.sums = np.zeros((3, intervals, compiled.fleet.n_dc))  # prefill J, decode J, idle engine-seconds
+        self.first_step = compiled.interval_windows // step_windows  # [I+1] of each interval, then the horizon's
+        self.sums = np.zeros((3, len(self.first_step) - 1, compiled.fleet.n_dc))  # prefill J, decode J, idle engine-seconds
         self.drain_j = np.zeros(compiled.fleet.n_dc)  # of steps after the horizon
 
     def add(self, advance: Advance) -> None:
         """Take in one chunk."""
         step = advance.first_step + np.arange(len(advance.prefill_j))
-        inside = step < self.horizon_steps
-        interval = step[inside] // self.steps_per_interval
+        inside = step < self.first_step[-1]
+        interval = np.searchsorted(self.first_step, step[inside], side="right") - 1
         for total, steps in zip(self.sums, (advance.prefill_j, advance.decode_j, advance.idle_s), strict=True):
             np.add.at(total, interval, steps[inside])
         for joules in (advance.prefill_j + advance.decode_j)[~inside]:
@@ -42,7 +40,7 @@ class EnergyLedger:
         """`ledger.parquet`: facility_j and carbon_g include PUE."""
         c, s = self.c, self.c.scenario
         power, tp = s.coefficients.power, s.coefficients.setup.tp
-        edges = np.minimum(np.arange(self.sums.shape[1] + 1) * c.ledger_windows, c.horizon_windows) * s.dispatch.window_s
+        edges = np.asarray(c.interval_windows * s.dispatch.window_s, np.float64)
         start, seconds = edges[:-1], np.diff(edges)
         prefill_j, decode_j, idle_s = self.sums
         idle_j = idle_s * (power.idle_w_per_gpu * tp)
@@ -178,11 +176,12 @@ def solve_table(compiled: Compiled, told: Told) -> pa.Table:
     return pa.Table.from_arrays(list(columns.values()), schema=SOLVE_SCHEMA)
 
 
-def decision_counts(fallbacks: tuple[int, int], solves: Path) -> dict[str, Any]:
-    """How often the fallbacks decided, and how the solves of a run ended, for its summary."""
+def decision_counts(fallbacks: tuple[int, int], solves: Path, counted_from_s: float) -> dict[str, Any]:
+    """How often the fallbacks decided, and how the solves made at or after `counted_from_s` ended, for the summary of a run."""
     counts: dict[str, Any] = {"fallback_lowest_carbon": fallbacks[0], "fallback_round_robin": fallbacks[1]}
     if solves.exists():
-        frame = pd.read_parquet(solves, columns=["status", "solves", "gap", "wall_s"])
+        frame = pd.read_parquet(solves, columns=["decided_s", "status", "solves", "gap", "wall_s"])
+        frame = pd.DataFrame(frame[frame["decided_s"].to_numpy() >= counted_from_s])
         counts["windows"] = len(frame)
         counts["solves"] = int(frame["solves"].to_numpy().sum())
         counts["status"] = {name: n for name in STATUSES if (n := int((frame["status"] == name).to_numpy().sum()))}
@@ -213,7 +212,7 @@ def decision_notes(counts: dict[str, Any]) -> list[str]:
 
 
 def engine_frame(compiled: Compiled, engine_s: NDArray[np.float64]) -> pd.DataFrame:
-    """Seconds of prefill, decode and idling [3, E] as a row an engine."""
+    """Seconds of prefill, decode and idling [3, E], between the warm-up and the horizon, as a row an engine."""
     dc, node, engine = _locate(compiled, np.arange(engine_s.shape[1]))
     frame = {"dc": pd.Categorical.from_codes(dc, [site.name for site in compiled.scenario.sites]), "node": node, "engine": engine}
     return pd.DataFrame(frame | dict(zip(("prefill_s", "decode_s", "idle_s"), engine_s, strict=True)))
@@ -231,8 +230,9 @@ def _locate(compiled: Compiled, engine: NDArray[Any]) -> tuple[NDArray[Any], NDA
 def metrics(
     compiled: Compiled, requests: Iterable[pd.DataFrame], ledger: pd.DataFrame, engines: pd.DataFrame, drain_j: NDArray[np.float64]
 ) -> Summary:
-    """The headline metrics of a run from its tables and its drain [D], judged by the scenario's own budgets and horizon."""
+    """The headline metrics of a run from its tables and its drain [D], judged by the scenario's own budgets, warm-up and horizon."""
     s = compiled.scenario
+    pue = np.asarray(compiled.fleet.pue)
     last_ci = ledger["ci_g_per_kwh"].to_numpy()[-compiled.fleet.n_dc :]
     return summarise(
         requests,
@@ -240,7 +240,9 @@ def metrics(
         engines,
         slo_ttft_s=s.slo.ttft_s,
         slo_tpot_s=s.slo.tpot_s,
+        warmup_s=s.counted_from_s,
         horizon_s=s.horizon_s,
         drain_energy_j=float(drain_j.sum()),
-        drain_carbon_g=float((np.asarray(compiled.fleet.pue) * last_ci * drain_j).sum()) / J_PER_KWH,
+        drain_facility_j=float((pue * drain_j).sum()),
+        drain_carbon_g=float((pue * last_ci * drain_j).sum()) / J_PER_KWH,
     )

@@ -17,13 +17,13 @@ from jaxserve.solvers.highs import quiet_highs
 from jaxserve.units import J_PER_KWH
 
 RELAXATION = (
-    "Bounded is carbon_with_drain_g. What hosts and idle engines draw over the horizon is fixed; a step in the horizon adds its energy "
-    "less the idle energy of its time, a step after it all its energy, at the carbon intensity of the last interval. Each request is "
-    "served in one DC. Each of its tokens takes any time after the request's arrival (round trips, decisions, queues and the order of "
-    "tokens cost nothing) and its share of the best step that it could be in: decode with any batch that max_num_seqs and the KV cache "
-    "allow, prefill with any packing of prompts. In a slice of time the steps of a DC take no longer than its engines have; after the "
-    "horizon there is no limit. Where SLOs are kept, prefill ends within the TTFT budget of the arrival and decode within (OSL - 1) * "
-    "TPOT after that."
+    "Bounded is carbon_with_drain_g. What hosts and idle engines draw between the warm-up and the horizon is fixed; a step there adds its "
+    "energy less the idle energy of its time, a step in the warm-up nothing, a step after the horizon all its energy, at the carbon "
+    "intensity of the last interval. Each request, those of the warm-up too, is served in one DC. Each of its tokens takes any time after "
+    "the request's arrival (round trips, decisions, queues and the order of tokens cost nothing) and its share of the best step that it "
+    "could be in: decode with any batch that max_num_seqs and the KV cache allow, prefill with any packing of prompts. In a slice of time "
+    "the steps of a DC take no longer than its engines have; after the horizon there is no limit. Where SLOs are kept, those of the "
+    "requests after the warm-up are: prefill ends within the TTFT budget of the arrival and decode within (OSL - 1) * TPOT after that."
 )
 """What the bound takes for granted. All that it leaves out can only raise the carbon of a real policy."""
 
@@ -41,13 +41,13 @@ class Hindsight:
     carbon_with_drain_g: float
     """No policy emits less."""
     slo_carbon_with_drain_g: float | None
-    """No policy that keeps both budgets of all requests but the rejected emits less; None where the programme finds no way to keep them."""
+    """No policy that keeps both budgets of all counted requests but the rejected emits less; None where the programme finds no way to."""
     fixed_g: float
-    """Of hosts and idle power over the horizon: part of both bounds, and of every policy's carbon."""
+    """Of hosts and idle power between warm-up and horizon: part of both bounds, and of every policy's carbon."""
     gap: float
     """By how much the programme is above the first bound, as a share: about what better prices of engine time could gain."""
     energy_j: float
-    """J before PUE, horizon and drain, of the programme's placement; no bound, for least carbon is not least energy."""
+    """J before PUE from the warm-up to the end of the drain, of the programme's placement; no bound: least carbon is not least energy."""
     drain_energy_j: float
     """J of that after the horizon."""
     placement: dict[str, float]
@@ -115,11 +115,13 @@ class _Relaxation:
         self.length_of = np.searchsorted(self.prefill.lengths, r.isl).astype(np.int32)
 
         self.idle_w = power.idle_w_per_gpu * s.coefficients.setup.tp
-        intervals = -(-c.horizon_windows // c.ledger_windows)
-        edges_s = np.minimum(np.arange(intervals + 1) * c.ledger_windows, c.horizon_windows) * s.dispatch.window_s
-        g_per_j = np.asarray(f.pue) * c.ci(edges_s[:-1]) / J_PER_KWH
+        intervals = len(c.interval_windows) - 1
+        edges_s = np.asarray(c.interval_windows * s.dispatch.window_s, np.float64)
+        # What a run spends in the warm-up is not counted: a time in which nothing costs anything.
+        counted = (c.interval_windows[:-1] >= c.warmup_windows)[:, None]
+        g_per_j = np.where(counted, np.asarray(f.pue) * c.ci(edges_s[:-1]) / J_PER_KWH, 0.0)
         fixed_w = power.host_w * np.array([site.nodes for site in s.sites]) + self.idle_w * np.asarray(f.dc_engines)
-        fixed_j = np.diff(edges_s)[:, None] * fixed_w
+        fixed_j = np.where(counted, np.diff(edges_s)[:, None] * fixed_w, 0.0)
         self.fixed_j, self.fixed_g = float(fixed_j.sum()), float((g_per_j * fixed_j).sum())
 
         # Slices are parts of an interval, or several. Where one holds several values of carbon per joule, the ends stand for all.
@@ -129,7 +131,9 @@ class _Relaxation:
         g_per_j = np.repeat(g_per_j, parts, axis=0)
         even = np.arange(0, len(g_per_j), -(-len(g_per_j) // most))
         changes = np.flatnonzero((np.diff(g_per_j, axis=0) != 0).any(axis=1)) + 1
-        first = np.union1d(even, changes) if len(changes) <= most else even
+        warm = parts * int(np.searchsorted(c.interval_windows, c.warmup_windows))
+        first = np.unique(np.concatenate([even, [warm], changes if len(changes) <= most else even]))
+        self.counted = (first >= warm)[:, None]  # [S, 1]
         ends = [np.minimum.reduceat(g_per_j, first), np.maximum.reduceat(g_per_j, first)]
         self.g_per_j = np.concatenate([np.stack(ends, axis=1), np.stack([g_per_j[-1:]] * 2, axis=1)])  # [S+1, 2, D]
         slice_s = edges_s[np.append(first, len(g_per_j))]
@@ -141,7 +145,8 @@ class _Relaxation:
             return (np.searchsorted(slice_s, times_s) - 1).astype(np.int32)
 
         self.first = (np.searchsorted(slice_s, r.arrival_s, side="right") - 1).astype(np.int32)
-        due_s = r.arrival_s + s.slo.ttft_s
+        # Nor are SLOs kept for requests of the warm-up.
+        due_s: Floats = np.where(self.first >= np.searchsorted(first, warm), r.arrival_s + s.slo.ttft_s, np.inf)
         self.due = last_before(due_s), last_before(due_s + (r.osl - 1) * s.slo.tpot_s)
 
     def programme(self, keep_slo: bool) -> Programme | None:
@@ -179,7 +184,9 @@ class _Relaxation:
         return Programme(
             value_g=sum(float((c * x).sum()) for c, x in zip(costs, requests, strict=True)),
             price=np.maximum(np.asarray(capacity.dual_value, dtype=np.float64), 0.0) * (gram * unit / second),
-            horizon_j=sum((j - self.idle_w * s) * float(x[:-1].sum()) for x, (_, j, s) in zip(requests, modes, strict=True)),
+            horizon_j=sum(
+                float((self.counted * x[:-1]).sum()) * (j - self.idle_w * s) for x, (_, j, s) in zip(requests, modes, strict=True)
+            ),
             drain_j=sum(j * float(x[-1].sum()) for x, (_, j, _) in zip(requests, modes, strict=True)),
             share=sum((x.sum(axis=0) for x, (phase, _, _) in zip(requests, modes, strict=True) if not phase), np.zeros(self.n_dc)) / self.n,
         )

@@ -72,7 +72,7 @@ class Run:
 
     @cached_property
     def engines(self) -> pd.DataFrame:
-        """Seconds of prefill, decode and idling of every engine within the horizon."""
+        """Seconds of prefill, decode and idling of every engine between the warm-up and the horizon."""
         return pd.read_parquet(self.folder / ENGINES)
 
 
@@ -168,9 +168,10 @@ def _open(scenario: Scenario, folder: Path, notes: tuple[str, ...], keep: Scratc
 
 
 def _finish(results: Results) -> None:
+    counted = [("arrival_s", ">=", results.scenario.counted_from_s)]
     save_figures(
         results.frame,
-        {label: pd.read_parquet(run.folder / REQUESTS, columns=["ttft_s"]) for label, run in results.runs.items()},
+        {label: pd.read_parquet(run.folder / REQUESTS, columns=["ttft_s"], filters=counted) for label, run in results.runs.items()},
         {label: run.ledger_frame for label, run in results.runs.items()},
         results.folder / "figures",
         slo_ttft_s=results.scenario.slo.ttft_s,
@@ -232,7 +233,8 @@ def _run_policy(compiled: Compiled, policy: dict[str, Any], writer: RunWriter, p
     step_windows = compiled.step_windows(case.policy.observes)
     horizon_steps = compiled.horizon_windows // step_windows
     sizes = first_sizes(compiled, case, step_windows)
-    simulation = Simulation([case], window_s=s.dispatch.window_s, horizon_steps=horizon_steps, sizes=sizes)
+    warmup_steps = compiled.warmup_windows // step_windows
+    simulation = Simulation([case], window_s=s.dispatch.window_s, horizon_steps=horizon_steps, sizes=sizes, warmup_steps=warmup_steps)
     ledger, rows = EnergyLedger(compiled, step_windows), RequestRows(compiled)
     saved = writer.restore()
     if saved is not None:
@@ -267,7 +269,7 @@ def _run_policy(compiled: Compiled, policy: dict[str, Any], writer: RunWriter, p
             "signal": f"{compiled.grid.signal} carbon intensity ({compiled.grid.basis}), {compiled.grid.source}",
             "counts": compiled.requests.counts | compiled.grid.counts,
             "steps_outside_valid_range": simulation.steps_outside(),
-            "decisions": decision_counts(simulation.fallbacks(), writer.folder / SOLVES),
+            "decisions": decision_counts(simulation.fallbacks(), writer.folder / SOLVES, s.counted_from_s),
             "notes": [*compiled.notes, *_left_range([simulation.steps_outside()])],
             "versions": _versions(),
             "device": str(jax.devices()[0].platform),

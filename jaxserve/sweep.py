@@ -51,7 +51,8 @@ def sweep(scenario: str | Path, axes: Mapping[str, Sequence[Any]], *, overrides:
     All variants must share shapes: rates, seeds, alphas, carbon intensity, PUE, RTT, polling period, switches may vary; the number of
     sites, nodes, GPUs, schedulers, `max_num_seqs`, window, ledger interval, horizon and the kind of policy may not.
     Returns a dataset with a dimension per axis (the last part of its path, or the whole path where two would clash)
-    and the metrics of `jaxserve.analysis.fields`. Raises `InputError` for a variant that cannot run or does not fit the others.
+    and the metrics of `jaxserve.analysis.fields`; `attrs["notes"]` has, line by line, what holds for all variants, and the axes that made
+    no difference. Raises `InputError` for a variant that cannot run or does not fit the others.
     """
     if not axes:
         raise InputError("sweep: give at least one axis, such as seed = [0, 1, 2]")
@@ -62,7 +63,27 @@ def sweep(scenario: str | Path, axes: Mapping[str, Sequence[Any]], *, overrides:
     points = list(itertools.product(*axes.values()))
     settings = [[_setting(path, value) for path, value in zip(axes, point, strict=True)] for point in points]
     names = [", ".join(map(str, point)) for point in points]
-    return _as_grid(run_variants(scenario, [[*overrides, *setting] for setting in settings], policy=policy, names=names), axes)
+    compiled, cases = _compile_all(scenario, [[*overrides, *setting] for setting in settings], policy)
+    grid = _as_grid(_run_all(compiled, cases, names), axes)
+    common = [note for note in compiled[0].notes if all(note in c.notes for c in compiled)]
+    grid.attrs["notes"] = "\n".join([*common, *_without_effect(grid, policy)])
+    return grid
+
+
+def _without_effect(grid: xr.Dataset, policy: int) -> list[str]:
+    """Sentences on axes along which no metric changes: who takes their values for samples takes intervals of zero for knowledge."""
+    notes = []
+    for name, n in grid.sizes.items():
+        first = grid.isel({name: [0] * n}).assign_coords({name: grid[name]})
+        if n > 1 and grid.equals(first):
+            path = str(grid[name].attrs["field"])
+            why = "nothing in these runs depends on it"
+            if path.startswith("policies.") and not path.startswith(f"policies.{policy}."):
+                why = f"policy number {policy} is run, not that one"
+            elif path == "seed":
+                why = "nothing in these runs is drawn at random"
+            notes.append(f"axis {path}: its {n} values gave the same metrics; {why}")
+    return notes
 
 
 def _setting(path: str, value: Any) -> str:
@@ -74,13 +95,16 @@ def _label(value: Any) -> Any:
     return json.dumps(value, default=str, ensure_ascii=False) if isinstance(value, list | dict) else value
 
 
-def run_variants(
-    scenario: str | Path, variants: Sequence[Sequence[str]], *, policy: int = 0, names: Sequence[str] | None = None
-) -> list[dict[str, Any]]:
+def run_variants(scenario: str | Path, variants: Sequence[Sequence[str]], *, policy: int = 0) -> list[dict[str, Any]]:
     """The metrics of variants of one scenario, each given by its overrides, run as one call under policy number `policy` of each.
 
-    As in `sweep`, all must share shapes. Errors call a variant by its name, or else by its number.
+    As in `sweep`, all must share shapes. Errors call a variant by its number.
     """
+    compiled, cases = _compile_all(scenario, variants, policy)
+    return _run_all(compiled, cases, [f"number {i}" for i in range(len(compiled))])
+
+
+def _compile_all(scenario: str | Path, variants: Sequence[Sequence[str]], policy: int) -> tuple[list[Compiled], list[Case]]:
     compiled, cases = [], []
     for overrides in variants:
         loaded, base = load_scenario(scenario, list(overrides))
@@ -89,7 +113,7 @@ def run_variants(
             raise InputError(f"policy: there is no policy number {policy}; the scenario has {len(tables)}, counted from 0")
         compiled.append(compile_scenario(loaded, base))
         cases.append(build_case(compiled[-1], resolve_policies([tables[policy]], first=policy)[0]))
-    return _run_all(compiled, cases, list(names or map("number {}".format, range(len(compiled)))))
+    return compiled, cases
 
 
 def _run_all(compiled: list[Compiled], cases: list[Case], names: list[str]) -> list[dict[str, Any]]:
@@ -104,7 +128,8 @@ def _run_all(compiled: list[Compiled], cases: list[Case], names: list[str]) -> l
     step_windows = int(np.gcd.reduce([c.step_windows(case.policy.observes) for c, case in zip(compiled, cases, strict=True)]))
     sizes = _common([c.sizes(step_windows) for c in compiled], first.fleet.n_engines)
     window_s = first.scenario.dispatch.window_s
-    simulation = Simulation(cases, window_s=window_s, horizon_steps=first.horizon_windows // step_windows, sizes=sizes)
+    warmup_steps, horizon_steps = first.warmup_windows // step_windows, first.horizon_windows // step_windows
+    simulation = Simulation(cases, window_s=window_s, horizon_steps=horizon_steps, sizes=sizes, warmup_steps=warmup_steps)
     ledgers, rows = [EnergyLedger(c, step_windows) for c in compiled], [RequestRows(c) for c in compiled]
     frames: list[list[pd.DataFrame]] = [[] for _ in compiled]
     while not simulation.done:
@@ -131,6 +156,7 @@ def _shape(c: Compiled, case: Case) -> dict[str, Any]:
         "dispatch.window_s": c.scenario.dispatch.window_s,
         "ledger_s": c.ledger_windows,
         "dispatch.forwarding": c.fleet.forward_owner,
+        "warmup_s": c.warmup_windows,
         "horizon_s": c.horizon_windows,
         "the form of engine.coefficients": str(jax.tree.structure((c.fleet.prefill_time, c.fleet.decode_time))),
         "the kind of policy": str(jax.tree.structure(case.policy)),

@@ -1,6 +1,7 @@
 """Policies side by side on one trace, as a frame and as a table for the terminal.
 
-A saving names its baseline, stands beside its SLO attainment, and credits nothing that was not served.
+A saving names its baseline, stands beside its SLO attainment, and credits nothing that was not served. Carbon, saving, its share of the
+possible and goodput all count the same carbon: that of `carbon_with_drain_g`.
 """
 
 import math
@@ -18,12 +19,12 @@ from jaxserve.analysis.fields import COMPARISON, METRICS, PERCENTILES, RUN_METRI
 from jaxserve.errors import InputError
 from jaxserve.units import MS_PER_S
 
-SAME_TRACE = ("requests", "input_tokens_asked", "output_tokens_asked", "horizon_s")
+SAME_TRACE = ("requests", "input_tokens_asked", "output_tokens_asked", "warmup_s", "horizon_s")
 SAME_JUDGE = ("slo_ttft_s", "slo_tpot_s")
 SERVED = ("finished", "input_tokens_served", "output_tokens_served")
 
 DRAIN_SHARE = 0.1
-"""A saving of which more than this share could be work left for after the horizon gets a note."""
+"""A saving that work left for after the horizon could change by more than this share of it gets a note."""
 ROUNDING = 1e-6
 """Where less than this share of the baseline's carbon could be saved at most, no share of it is told: rounding would be part of it."""
 
@@ -41,10 +42,10 @@ MISSING = "–"
 def compare(summaries: Mapping[str, Mapping[str, Any]], baseline: str | None = None, bound_g: float | None = None) -> pd.DataFrame:
     """One row a policy, in the order given; `baseline` (default: the first) is what savings are measured against.
 
-    Columns: carbon_g, baseline, saving_vs_baseline (a fraction), slo_attainment, drain_vs_baseline, note, then every other metric;
-    with `bound_g`, the carbon_with_drain_g that no policy beats, also share_of_possible_saving;
-    `attrs["units"]` has their units. The saving is on carbon for the same served tokens: where a policy served other than the
-    baseline it is NaN, and `note` says why. Summaries of another trace, horizon or budget are refused.
+    Columns: carbon_with_drain_g, baseline, saving_vs_baseline (a fraction), with `bound_g` (the carbon_with_drain_g that no policy beats)
+    share_of_possible_saving, then slo_attainment, drain_vs_baseline, note and every other metric; `attrs["units"]` has their units.
+    The saving is on carbon for the same served tokens: where a policy served other than the baseline it is NaN, and `note` says why.
+    Summaries of another trace, warm-up, horizon or budget are refused.
     """
     if not summaries:
         raise InputError("Nothing to compare: give the summary of at least one policy.")
@@ -56,10 +57,10 @@ def compare(summaries: Mapping[str, Mapping[str, Any]], baseline: str | None = N
     for policy, summary in summaries.items():
         _refuse_other_trace(policy, summary, name, base)
         saving, drain, note = _saving(summary, name, base)
-        row = {"carbon_g": summary["carbon_g"], "baseline": name, "saving_vs_baseline": saving}
-        row |= {"slo_attainment": summary["slo_attainment"], "drain_vs_baseline": drain, "note": note}
+        row = {"carbon_with_drain_g": summary["carbon_with_drain_g"], "baseline": name, "saving_vs_baseline": saving}
         if bound_g is not None:
             row["share_of_possible_saving"] = None if saving is None else _share_of_possible(summary, base, bound_g)
+        row |= {"slo_attainment": summary["slo_attainment"], "drain_vs_baseline": drain, "note": note}
         rows.append(row | {metric: summary.get(metric) for metric in METRICS | RUN_METRICS if metric not in row})
     frame = pd.DataFrame(rows, index=pd.Index(list(summaries), name="policy", dtype=object))
     # None in a numeric column would make it a column of objects, which neither plots nor sorts.
@@ -76,7 +77,7 @@ def table(frame: pd.DataFrame) -> Table:
     baseline = str(frame["baseline"].iloc[0])
     column = {name: np.asarray(frame[name], dtype=np.float64) for name in METRICS | RUN_METRICS | COMPARISON if name in frame}
 
-    carbon, carbon_unit = _scaled(column["carbon_g"], CARBON, by_largest=True)
+    carbon, carbon_unit = _scaled(column["carbon_with_drain_g"], CARBON, by_largest=True)
     per_j, j_unit = _scaled(column["goodput_req_per_j"], PER_J)
     per_g, g_unit = _scaled(column["goodput_req_per_g"], PER_G)
     savings = zip(policies, column["saving_vs_baseline"])
@@ -119,7 +120,7 @@ def table(frame: pd.DataFrame) -> Table:
 
 
 def _refuse_other_trace(policy: str, summary: Mapping[str, Any], name: str, base: Mapping[str, Any]) -> None:
-    for metric in (*SAME_TRACE, *SAME_JUDGE, *SERVED, "carbon_g", "slo_attainment"):
+    for metric in (*SAME_TRACE, *SAME_JUDGE, *SERVED, "carbon_with_drain_g", "slo_attainment"):
         if metric not in summary:
             raise InputError(f"The summary of policy {policy!r} has no {metric}.")
     for metric in (*SAME_TRACE, *SAME_JUDGE):
@@ -148,20 +149,29 @@ def _saving(summary: Mapping[str, Any], name: str, base: Mapping[str, Any]) -> t
             return None, drain, f"no saving: {metric} is {summary[metric]:,}, with {name} {base[metric]:,}"
     if not summary["finished"]:
         return None, drain, "no saving: nothing was served"
-    if not base["carbon_g"] > 0:
-        return None, drain, f"no saving: the carbon of {name} is {base['carbon_g']:g} g"
-    saving = 1.0 - summary["carbon_g"] / base["carbon_g"]
+    theirs_g = base["carbon_with_drain_g"]
+    if not theirs_g > 0:
+        return None, drain, f"no saving: the carbon of {name} is {theirs_g:g} g"
+    saving = 1.0 - summary["carbon_with_drain_g"] / theirs_g
     note = ""
     if drain is not None and saving > 0 and drain > DRAIN_SHARE * saving:
-        note = f"saving in doubt: work worth {drain:.1%} of {name}'s energy was left for after the horizon, outside the carbon"
+        note = (
+            f"saving in doubt: beside {_significant(saving)} saved, work worth {_significant(drain)} of {name}'s energy was left for "
+            "after the horizon, counted at the last carbon intensity and without idle engines and hosts"
+        )
     return saving, drain, note
 
 
 def _share_of_possible(summary: Mapping[str, Any], base: Mapping[str, Any], bound_g: float) -> float | None:
-    mine, theirs = summary.get("carbon_with_drain_g"), base.get("carbon_with_drain_g")
-    if mine is None or theirs is None or theirs - bound_g <= ROUNDING * abs(theirs):
-        return None
-    return (theirs - mine) / (theirs - bound_g)
+    mine, theirs = summary["carbon_with_drain_g"], base["carbon_with_drain_g"]
+    return None if theirs - bound_g <= ROUNDING * abs(theirs) else (theirs - mine) / (theirs - bound_g)
+
+
+def _significant(share: float) -> str:
+    """A share in percent with two significant digits, however small."""
+    percent = 100 * share
+    digits = 0 if percent >= 10 else 1 - math.floor(math.log10(percent))
+    return f"{percent:.{digits}f} %"
 
 
 def _block(columns: list[tuple[str, list[str]]]) -> Table:

@@ -23,11 +23,12 @@ def _spread(stem: str, text: str) -> dict[str, Field]:
 
 
 METRICS: dict[str, Field] = {
-    "requests": Field("1", "requests that arrived before the horizon (injected)"),
+    "requests": Field("1", "requests that arrived in [warm-up, horizon) (injected); these alone are counted below"),
     "finished": Field("1", "requests served to their last token, those finished after the horizon included"),
     "rejected": Field("1", "requests that no engine could ever hold; each counts as an SLO violation"),
     "finished_after_horizon": Field("1", "finished requests whose last token came after the horizon"),
-    "horizon_s": Field("s", "time in which requests arrive and energy and carbon are counted"),
+    "warmup_s": Field("s", "what arrives or is spent before it is not counted"),
+    "horizon_s": Field("s", "time until which requests arrive and energy and carbon are counted"),
     "arrival_mean_s": Field("s", "mean arrival time (in whole microseconds); with the totals it tells one trace from another"),
     "input_tokens_asked": Field("1", "prompt tokens of all requests"),
     "output_tokens_asked": Field("1", "output tokens of all requests"),
@@ -45,44 +46,40 @@ METRICS: dict[str, Field] = {
     **_spread("tpot", "(finish - first token)/(osl - 1), finished requests with osl > 1"),
     "tpot_undefined": Field("1", "finished requests with osl = 1, which have no TPOT"),
     **_spread("queue_wait", "time from arrival at the DC to admission by an engine, finished requests"),
-    "carbon_g": Field("g", "CO2e of the facilities, [0, horizon]: sum of PUE * CI * energy"),
-    "energy_kwh": Field("kWh", "energy of the facilities (PUE * engine and host energy), [0, horizon]"),
+    "carbon_g": Field("g", "CO2e of the facilities, [warm-up, horizon]: sum of PUE * CI * energy"),
+    "energy_kwh": Field("kWh", "energy of the facilities (PUE * engine and host energy), [warm-up, horizon]"),
     "facility_energy_j": Field("J", "the same energy in joules"),
-    "prefill_energy_j": Field("J", "energy of prefill steps before PUE, [0, horizon]"),
-    "decode_energy_j": Field("J", "energy of decode steps before PUE, [0, horizon]"),
-    "idle_energy_j": Field("J", "energy of idle engines before PUE, [0, horizon]"),
-    "host_energy_j": Field("J", "energy of the nodes' hosts before PUE, [0, horizon]"),
-    "drain_energy_j": Field("J", "step energy before PUE after the horizon; in no other energy and in no carbon"),
-    "carbon_with_drain_g": Field("g", "CO2e of [0, horizon] and of the drain, whose energy counts at the CI of the last interval"),
+    "prefill_energy_j": Field("J", "energy of prefill steps before PUE, [warm-up, horizon]"),
+    "decode_energy_j": Field("J", "energy of decode steps before PUE, [warm-up, horizon]"),
+    "idle_energy_j": Field("J", "energy of idle engines before PUE, [warm-up, horizon]"),
+    "host_energy_j": Field("J", "energy of the nodes' hosts before PUE, [warm-up, horizon]"),
+    "drain_energy_j": Field("J", "step energy before PUE after the horizon (the drain), which the other energies and carbon_g leave out"),
+    "carbon_with_drain_g": Field("g", "CO2e of [warm-up, horizon] and of the drain, at the last CI: what savings are of"),
     "mean_ci_g_per_kwh": Field("g/kWh", "carbon over facility energy: the carbon intensity of the energy used"),
-    "idle_share": Field("1", "share of engine time in [0, horizon] that was idle"),
-    "prefill_share": Field("1", "share of engine time in [0, horizon] spent in prefill steps"),
-    "decode_share": Field("1", "share of engine time in [0, horizon] spent in decode steps"),
-    "carbon_g_per_request": Field("g", "CO2e per finished request"),
-    "energy_j_per_output_token": Field("J", "facility energy per output token of a finished request"),
-    "goodput_req_per_s": Field("1/s", "requests within both budgets per second of horizon"),
-    "goodput_req_per_j": Field("1/J", "requests within both budgets per joule of facility energy"),
-    "goodput_req_per_g": Field("1/g", "requests within both budgets per gram of CO2e"),
-    "goodput_tokens_per_j": Field("1/J", "output tokens of requests within both budgets per joule of facility energy"),
-    "goodput_tokens_per_g": Field("1/g", "output tokens of requests within both budgets per gram of CO2e"),
+    "idle_share": Field("1", "share of engine time in [warm-up, horizon] that was idle"),
+    "prefill_share": Field("1", "share of engine time in [warm-up, horizon] spent in prefill steps"),
+    "decode_share": Field("1", "share of engine time in [warm-up, horizon] spent in decode steps"),
+    "carbon_g_per_request": Field("g", "CO2e with the drain per finished request"),
+    "energy_j_per_output_token": Field("J", "facility energy with the drain per output token of a finished request"),
+    "goodput_req_per_s": Field("1/s", "requests within both budgets per second between warm-up and horizon"),
+    "goodput_req_per_j": Field("1/J", "requests within both budgets per joule of facility energy, drain included"),
+    "goodput_req_per_g": Field("1/g", "requests within both budgets per gram of CO2e, drain included"),
+    "goodput_tokens_per_j": Field("1/J", "output tokens of requests within both budgets per joule of facility energy, drain included"),
+    "goodput_tokens_per_g": Field("1/g", "output tokens of requests within both budgets per gram of CO2e, drain included"),
 }
 """The names of a summary, in order."""
 
 RUN_METRICS: dict[str, Field] = {
     "simulated_req_per_wall_s": Field("1/s", "requests simulated per second of wall time"),
-    "fallback_lowest_carbon": Field("1", "requests that a policy's fallback sent to the feasible DC of lowest CI with headroom"),
-    "fallback_round_robin": Field("1", "requests that a policy's fallback dealt in turn"),
+    "fallback_lowest_carbon": Field("1", "requests decided after the warm-up that a fallback sent to the feasible DC of lowest CI"),
+    "fallback_round_robin": Field("1", "requests decided after the warm-up that a fallback dealt in turn"),
 }
 """What whoever ran the simulation may add to a summary; carried along, never required."""
 
 COMPARISON: dict[str, Field] = {
-    "saving_vs_baseline": Field("1", "1 - carbon/carbon of the baseline; missing where the two did not serve the same"),
-    "drain_vs_baseline": Field(
-        "1", "drain energy less the baseline's, over the baseline's energy before PUE: work moved outside the carbon"
-    ),
-    "share_of_possible_saving": Field(
-        "1", "saving of carbon_with_drain_g over the largest that any policy could have; missing without that bound, or as a saving is"
-    ),
+    "saving_vs_baseline": Field("1", "1 - carbon_with_drain_g/that of the baseline; missing where the two did not serve the same"),
+    "drain_vs_baseline": Field("1", "drain energy less the baseline's, over the baseline's energy before PUE: work left for later"),
+    "share_of_possible_saving": Field("1", "the saving over the largest that any policy could have; missing without bound or saving"),
 }
 
 LEDGER: dict[str, Field] = {

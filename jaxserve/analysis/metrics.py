@@ -1,4 +1,9 @@
-"""The headline metrics of one run. Times are seconds, energies joules before PUE unless named facility, carbon grams of CO2e."""
+"""The headline metrics of one run. Times are seconds, energies joules before PUE unless named facility, carbon grams of CO2e.
+
+What counts (SEMANTICS.md, "What is counted"): requests that arrive at or after the warm-up, and what is spent between it and the horizon.
+What is set against the requests served (saving, carbon a request, goodput a joule or a gram) counts the drain too, at the last CI: requests
+that finish after the horizon are served, and a policy that leaves work for later has not saved it.
+"""
 
 import math
 from collections.abc import Iterable
@@ -16,7 +21,7 @@ Summary = dict[str, int | float | None]
 
 REQUEST_COLUMNS = ("arrival_s", "isl", "osl", "dc_arrival_s", "admit_s", "finish_s", "ttft_s", "tpot_s", "status")
 """All that `summarise` reads of the requests: what to ask of `read_parquet(columns=...)`."""
-LEDGER_COLUMNS = ("prefill_j", "decode_j", "idle_j", "host_j", "facility_j", "carbon_g")
+LEDGER_COLUMNS = ("interval_start_s", "prefill_j", "decode_j", "idle_j", "host_j", "facility_j", "carbon_g")
 ENGINE_COLUMNS = ("prefill_s", "decode_s", "idle_s")
 
 Floats = NDArray[np.float64]
@@ -29,29 +34,36 @@ def summarise(
     *,
     slo_ttft_s: float,
     slo_tpot_s: float,
+    warmup_s: float,
     horizon_s: float,
     drain_energy_j: float,
-    drain_carbon_g: float | None = None,
+    drain_facility_j: float,
+    drain_carbon_g: float,
 ) -> Summary:
     """Every metric of `fields.METRICS`, JSON-ready; what is undefined (a percentile of nothing, a ratio over zero) is None, never 0.
 
     `requests` is one frame or its pieces in order, so that a long run need not be held whole; pieces change no bit of the result.
-    Carbon with drain is None where `drain_carbon_g` is not known.
+    The ledger must have an edge at `warmup_s`, and `engine_s` hold the seconds between it and the horizon.
     Requests are judged here from their times against the budgets given, not from `slo_ok`: the split cannot disagree with the sum.
     """
-    tally = _Tally(slo_ttft_s, slo_tpot_s, horizon_s)
+    tally = _Tally(slo_ttft_s, slo_tpot_s, warmup_s, horizon_s)
     for piece in [requests] if isinstance(requests, pd.DataFrame) else requests:
         tally.add(piece)
-    energy_j = {name: _total(ledger, name) for name in LEDGER_COLUMNS}
+    if warmup_s > 0:
+        ledger = pd.DataFrame(ledger[ledger["interval_start_s"] >= warmup_s])
+    energy_j = {name: _total(ledger, name) for name in LEDGER_COLUMNS[1:]}
     facility_j, carbon_g = energy_j["facility_j"], energy_j["carbon_g"]
+    for_served_j, for_served_g = facility_j + drain_facility_j, carbon_g + drain_carbon_g
     time_s = {name: _total(engine_s, name) for name in ENGINE_COLUMNS}
-    engine_time_s = len(engine_s) * horizon_s
+    counted_s = horizon_s - warmup_s
+    engine_time_s = len(engine_s) * counted_s
     n = tally.requests
     summary: Summary = {
         "requests": n,
         "finished": tally.finished,
         "rejected": tally.rejected,
         "finished_after_horizon": tally.late,
+        "warmup_s": warmup_s,
         "horizon_s": horizon_s,
         "arrival_mean_s": _ratio(tally.arrival_us / US_PER_S, n),
         "input_tokens_asked": tally.input_asked,
@@ -78,19 +90,19 @@ def summarise(
         "idle_energy_j": energy_j["idle_j"],
         "host_energy_j": energy_j["host_j"],
         "drain_energy_j": drain_energy_j,
-        "carbon_with_drain_g": None if drain_carbon_g is None else carbon_g + drain_carbon_g,
+        "carbon_with_drain_g": for_served_g,
         "mean_ci_g_per_kwh": _ratio(carbon_g, facility_j / J_PER_KWH),
         "idle_share": _ratio(time_s["idle_s"], engine_time_s),
         "prefill_share": _ratio(time_s["prefill_s"], engine_time_s),
         "decode_share": _ratio(time_s["decode_s"], engine_time_s),
-        "carbon_g_per_request": _ratio(carbon_g, tally.finished),
-        "energy_j_per_output_token": _ratio(facility_j, tally.output_served),
-        "goodput_req_per_s": _ratio(tally.good, horizon_s),
-        "goodput_req_per_j": _ratio(tally.good, facility_j),
+        "carbon_g_per_request": _ratio(for_served_g, tally.finished),
+        "energy_j_per_output_token": _ratio(for_served_j, tally.output_served),
+        "goodput_req_per_s": _ratio(tally.good, counted_s),
+        "goodput_req_per_j": _ratio(tally.good, for_served_j),
         # At zero or negative carbon (marginal signals) "per gram" orders nothing: more would not be better.
-        "goodput_req_per_g": _ratio(tally.good, carbon_g),
-        "goodput_tokens_per_j": _ratio(tally.good_tokens, facility_j),
-        "goodput_tokens_per_g": _ratio(tally.good_tokens, carbon_g),
+        "goodput_req_per_g": _ratio(tally.good, for_served_g),
+        "goodput_tokens_per_j": _ratio(tally.good_tokens, for_served_j),
+        "goodput_tokens_per_g": _ratio(tally.good_tokens, for_served_g),
     }
     return {name: _plain(name, summary[name]) for name in METRICS}
 
@@ -101,7 +113,9 @@ class _Tally:
 
     slo_ttft_s: float
     slo_tpot_s: float
+    warmup_s: float
     horizon_s: float
+    rows: int = 0  # seen, those before the warm-up included
     requests: int = 0
     arrival_us: int = 0
     finished: int = 0
@@ -126,9 +140,7 @@ class _Tally:
         neither = np.flatnonzero(~(finished | rejected))
         if neither.size:
             status = piece["status"].iloc[neither[0]]
-            raise InputError(
-                f"requests, row {self.requests + int(neither[0])}: status is {status!r}; every request ends finished or rejected."
-            )
+            raise InputError(f"requests, row {self.rows + int(neither[0])}: status is {status!r}; every request ends finished or rejected.")
         isl, osl = piece["isl"].to_numpy(dtype=np.int64), piece["osl"].to_numpy(dtype=np.int64)
         ttft_s, tpot_s, finish_s = _floats(piece, "ttft_s"), _floats(piece, "tpot_s"), _floats(piece, "finish_s")
         arrival_s = _floats(piece, "arrival_s")
@@ -145,18 +157,21 @@ class _Tally:
             absent = np.flatnonzero(needed & ~np.isfinite(values))
             if absent.size:
                 row = int(absent[0])
-                raise InputError(f"requests, row {self.requests + row}: {piece['status'].iloc[row]}, but {name} is missing.")
+                raise InputError(f"requests, row {self.rows + row}: {piece['status'].iloc[row]}, but {name} is missing.")
+        self.rows += len(piece)
+        counted = arrival_s >= self.warmup_s
+        finished, rejected, has_tpot = finished & counted, rejected & counted, has_tpot & counted
         over_ttft = finished & (ttft_s > self.slo_ttft_s)
         over_tpot = has_tpot & (tpot_s > self.slo_tpot_s)
         good = finished & ~over_ttft & ~over_tpot
-        self.requests += len(piece)
+        self.requests += _count(counted)
         # Whole microseconds: a sum of integers is the same over any pieces, and the column need not be kept.
-        self.arrival_us += int(np.rint(arrival_s * US_PER_S).astype(np.int64).sum())
+        self.arrival_us += int(np.rint(arrival_s[counted] * US_PER_S).astype(np.int64).sum())
         self.finished += _count(finished)
         self.rejected += _count(rejected)
         self.late += _count(finished & (finish_s > self.horizon_s))
-        self.input_asked += int(isl.sum())
-        self.output_asked += int(osl.sum())
+        self.input_asked += int(isl[counted].sum())
+        self.output_asked += int(osl[counted].sum())
         self.input_served += int(isl[finished].sum())
         self.output_served += int(osl[finished].sum())
         self.over_ttft += _count(over_ttft)

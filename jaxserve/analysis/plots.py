@@ -42,7 +42,7 @@ DPI = 150
 def carbon_vs_violation(frame: pd.DataFrame, ax: Axes) -> Axes:
     """Carbon against the share of requests that violate the SLO, one mark a policy of a `compare` frame. Lower left is better."""
     violation = np.asarray(frame["slo_violation"], dtype=np.float64)
-    carbon_g = np.asarray(frame["carbon_g"], dtype=np.float64)
+    carbon_g = np.asarray(frame["carbon_with_drain_g"], dtype=np.float64)
     largest = np.max(np.abs(carbon_g), initial=0.0)
     factor, unit = (1e-6, "t") if largest >= 1e6 else (1e-3, "kg") if largest >= 1e3 else (1.0, "g")
     # Without requests there is no share of them, and so no point (NaN); the policy keeps its place in the legend.

@@ -12,7 +12,7 @@ from jaxserve.engine.control import AbstractPolicy
 from jaxserve.engine.lanes import LANES
 from jaxserve.engine.model import Arrivals, Fleet, Sizes, StepInputs
 from jaxserve.engine.state import State
-from jaxserve.engine.window import StepOutputs, advance_step
+from jaxserve.engine.window import StepOutputs, advance_step, first_stray
 
 
 class ChunkOutputs(eqx.Module):
@@ -27,6 +27,8 @@ class ChunkOutputs(eqx.Module):
     seen: Array  # [T, 4, D]
     passes: Array  # [T]
     short_of: Array  # [2] bool: passes, transit
+    stray: Array  # [2] the first request sent to a place that does not exist (R if there is none), and the place
+    fell_back: Array  # [T, 2] requests that the policy's fallbacks have placed by the step's end, by kind
     first_token_s: Array  # [R+1], nan where not known from this chunk
     finish_s: Array  # [R+1], likewise
     told: PyTree  # of the policy, leading axis T
@@ -35,10 +37,11 @@ class ChunkOutputs(eqx.Module):
 def _chunk(
     fleet: Fleet, policy: AbstractPolicy, arrivals: Arrivals, state: State, steps: StepInputs, sizes: Sizes
 ) -> tuple[State, ChunkOutputs]:
-    def step(state: State, row: StepInputs) -> tuple[State, StepOutputs]:
-        return advance_step(fleet, policy, sizes, arrivals, state, row)
+    def step(state: State, row: StepInputs) -> tuple[State, tuple[StepOutputs, Array]]:
+        state, out = advance_step(fleet, policy, sizes, arrivals, state, row)
+        return state, (out, policy.fallbacks(state.schedulers.memory))
 
-    state, out = jax.lax.scan(step, state, steps)
+    state, (out, fell_back) = jax.lax.scan(step, state, steps)
     first_token_s, finish_s = _request_times(arrivals, state, out)
     return state, ChunkOutputs(
         prefill_j=out.prefill_j,
@@ -50,6 +53,8 @@ def _chunk(
         seen=out.seen,
         passes=out.passes,
         short_of=jnp.any(out.short_of, axis=0),
+        stray=first_stray(out.stray, sizes.requests),
+        fell_back=fell_back,
         first_token_s=first_token_s,
         finish_s=finish_s,
         told=out.told,

@@ -64,7 +64,7 @@ class AbstractPolicy(eqx.Module):
         """The place [W] of each request's DC in its scheduler's own order, the schedulers after it, and what to tell of these decisions."""
 
     def fallbacks(self, memory: PyTree) -> Array:
-        """From the memory of a scheduler: requests [2] that the fallback sent to the lowest-carbon DC with headroom, and dealt in turn."""
+        """From the schedulers' memories: requests [2] that the fallback sent to the lowest-carbon DC with headroom, and dealt in turn."""
         return jnp.zeros(2, jnp.int32)
 
 

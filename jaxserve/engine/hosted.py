@@ -45,6 +45,7 @@ class Given(AbstractPolicy):
 
     place: Array  # [W]
     told: PyTree
+    fell_back: Array  # [2]
     observes: ClassVar[bool] = False  # whoever decided has looked
     batched: ClassVar[bool] = True
 
@@ -57,6 +58,10 @@ class Given(AbstractPolicy):
     ) -> tuple[Array, Schedulers, PyTree]:
         """What was given."""
         return self.place, schedulers, self.told
+
+    def fallbacks(self, memory: PyTree) -> Array:
+        """As the policy that decides counts them."""
+        return self.fell_back
 
 
 @partial(jax.jit, static_argnames="sizes")

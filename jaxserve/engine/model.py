@@ -109,7 +109,7 @@ class StepInputs(eqx.Module):
     """What changes from step to step and is known before the run."""
 
     index: Array  # [T] int32, number of the step in the run
-    counted: Array  # [T] bool, whether the step lies before the horizon
+    counted: Array  # [T] bool, whether the step lies between the warm-up and the horizon
     ci: Array  # [T, D] g/kWh at the step's start
     group_start: Array  # [T, G+1] int32, where each scheduler's requests of the step begin in `by_scheduler`
     batch_end: Array  # [T, K, G] int32, where each scheduler's batches of the step end there

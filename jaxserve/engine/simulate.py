@@ -26,9 +26,9 @@ MOST_PASSES = 1 << 18
 class Simulation:
     """A run of one scenario, or of many that share shapes, chunk by chunk."""
 
-    def __init__(self, cases: list[Case], *, window_s: float, horizon_steps: int, sizes: Sizes) -> None:
+    def __init__(self, cases: list[Case], *, window_s: float, horizon_steps: int, sizes: Sizes, warmup_steps: int = 0) -> None:
         forget_programs_if_many()
-        self.horizon_steps = horizon_steps
+        self.warmup_steps, self.horizon_steps = warmup_steps, horizon_steps
         self.window_s = window_s
         self.next_step = 0
         self._lanes = [Lane(case, window_s, horizon_steps, sizes) for case in cases]
@@ -42,6 +42,7 @@ class Simulation:
         self._fleet = self._stacked([case.fleet for case in cases])
         self._policy = None if self._planner else self._stacked([case.policy for case in cases])
         self._states = [self._initial(lane.case) for lane in self._lanes]
+        self._warm = np.zeros((len(cases), 2), np.int64)  # what the fallbacks had placed when the warm-up was over
 
     def _initial(self, case: Case) -> State:
         groups = case.fleet.n_schedulers
@@ -60,15 +61,12 @@ class Simulation:
         return self.next_step >= self.horizon_steps and counted and all(lane.done for lane in self._lanes)
 
     def engine_s(self, lane: int = 0) -> Floats:
-        """Seconds of prefill, decode and idling of each engine so far, before the horizon: [3, E]."""
+        """Seconds of prefill, decode and idling of each engine so far, between the warm-up and the horizon: [3, E]."""
         return np.asarray(self._states[lane].engine_s)
 
     def fallbacks(self, lane: int = 0) -> tuple[int, int]:
-        """Requests that the policy's fallback has sent to the lowest-carbon DC with headroom, and dealt in turn."""
-        memory = self._states[lane].schedulers.memory
-        case = self._lanes[lane].case
-        each = [case.policy.fallbacks(jax.tree.map(lambda leaf, g=g: leaf[g], memory)) for g in range(case.fleet.n_schedulers)]
-        lowest, dealt = np.sum(each, axis=0)
+        """Requests that the policy's fallback has sent to the lowest-carbon DC with headroom, and dealt in turn, since the warm-up."""
+        lowest, dealt = np.asarray(self._lanes[lane].case.policy.fallbacks(self._states[lane].schedulers.memory)) - self._warm[lane]
         return int(lowest), int(dealt)
 
     def steps_outside(self, lane: int = 0) -> dict[str, tuple[int, int]]:
@@ -90,7 +88,7 @@ class Simulation:
             [
                 StepInputs(
                     index=on_host(index.astype(np.int32)),
-                    counted=on_host(index < self.horizon_steps),
+                    counted=on_host((index >= self.warmup_steps) & (index < self.horizon_steps)),
                     ci=on_host(lane.case.ci(times)),
                     group_start=on_host(chunk.group_start),
                     batch_end=on_host(chunk.batch_end),
@@ -124,9 +122,13 @@ class Simulation:
                 )
             )
         state, out = jax.tree.map(np.asarray, (state, out))
+        self._refuse_stray(out.stray.reshape(-1, 2))
+        last_warm = self.warmup_steps - 1 - first
         advances = []
         for i, lane in enumerate(self._lanes):
             lane_state, lane_out = jax.tree.map(lambda leaf, i=i: leaf[i], (state, out)) if self._stack else (state, out)
+            if 0 <= last_warm < self.sizes.steps:
+                self._warm[i] = lane_out.fell_back[last_warm]
             self._states[i], advance = lane.let_go(lane_state, lane_out, chunks[i], wall_s, first)
             advances.append(advance)
         self.next_step = first + self.sizes.steps
@@ -146,7 +148,17 @@ class Simulation:
             decision_s = np.asarray(chunk.arrivals.decision_s).copy()
             decision_s[: lane.end - lane.begin] = lane.decision_s[lane.begin : lane.end]
             chunk = replace(chunk, arrivals=replace(chunk.arrivals, decision_s=on_host(decision_s)))
-        return Given(place=on_host(place), told=told), chunk, wall_s
+        return Given(place=on_host(place), told=told, fell_back=planner.fallbacks(schedulers.memory)), chunk, wall_s
+
+    def _refuse_stray(self, stray: NDArray[np.int32]) -> None:
+        """Refuse a policy that names a DC that does not exist; `stray` [L, 2] as in `StepOutputs`."""
+        for lane, (request, place) in zip(self._lanes, stray.tolist(), strict=True):
+            if request < self.sizes.requests:
+                n, number, named = lane.case.fleet.n_dc, lane.begin + request, type(lane.case.policy).__name__
+                raise InputError(
+                    f"policy {named}: sends request {number} (arrival {lane.case.requests.arrival_s[number]:g} s) to place {place}, which "
+                    f"does not exist; there are {n} DCs, places 0 to {n - 1} of the scheduler's own order"
+                )
 
     def _make_room(self, requests: int) -> None:
         if requests > self.sizes.requests:
@@ -162,6 +174,7 @@ class Simulation:
         for i, (lane, state) in enumerate(zip(self._lanes, self._states, strict=True)):
             saved[f"held{i}"] = np.array([lane.begin, lane.end])
             saved[f"first_token{i}"], saved[f"finish{i}"] = lane.first_token_s, lane.finish_s
+            saved[f"warm{i}"] = self._warm[i]
             saved[f"solver_free{i}"], saved[f"decision{i}"] = lane.solver_free_s, lane.decision_s[lane.begin : lane.end]
             saved |= {f"state{i}_{j}": np.asarray(leaf) for j, leaf in enumerate(jax.tree.leaves(state))}
         return saved
@@ -172,6 +185,7 @@ class Simulation:
         self.sizes = Sizes(**dict(zip(_SIZE_FIELDS, saved["sizes"].tolist(), strict=True)))
         for i, lane in enumerate(self._lanes):
             lane.begin, lane.end = saved[f"held{i}"].tolist()
+            self._warm[i] = saved[f"warm{i}"]
             lane.first_token_s, lane.finish_s = np.array(saved[f"first_token{i}"]), np.array(saved[f"finish{i}"])
             lane.solver_free_s, lane.decision_s[lane.begin : lane.end] = np.array(saved[f"solver_free{i}"]), saved[f"decision{i}"]
             structure = jax.tree.structure(self._states[i])

@@ -115,7 +115,7 @@ class State(eqx.Module):
     transit: Transit
     snapshot: Snapshot
     schedulers: Schedulers
-    engine_s: Array  # [3, E] seconds of prefill, decode and idling before the horizon
+    engine_s: Array  # [3, E] seconds of prefill, decode and idling between the warm-up and the horizon
 
 
 def initial_outcomes(n_requests: int, n_engines: int) -> Outcomes:

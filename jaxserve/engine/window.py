@@ -34,6 +34,7 @@ class StepOutputs(eqx.Module):
     decode_before: Array  # [E] int32
     passes: Array  # [] int32
     short_of: Array  # [2] bool: passes, transit
+    stray: Array  # [2] int32, a request sent to a place that does not exist (R if there is none), and the place
     told: PyTree  # what the policy tells of its decisions
 
 
@@ -48,14 +49,16 @@ def advance_step(
         state = look(fleet, arrivals, sizes, state, step)
     seen = jnp.stack([state.snapshot.batch, state.snapshot.queued_tokens, state.snapshot.cached, state.snapshot.duty])
 
-    sent, schedulers, transit = [], state.schedulers, state.transit
+    sent, strays, schedulers, transit = [], [], state.schedulers, state.transit
     if fleet.forward_owner and policy.batched:
         handed, transit = take_handed(fleet, arrivals, sizes, transit, window, start_s, end_s)
-        placed, schedulers, _ = _place(fleet, policy, arrivals, state.snapshot, schedulers, handed)
+        placed, stray, schedulers, _ = _place(fleet, policy, arrivals, state.snapshot, schedulers, handed)
         sent.append(placed)
+        strays.append(stray)
     requests = step_requests(arrivals, sizes, step.group_start, step.batch_end)
-    placed, schedulers, told = _place(fleet, policy, arrivals, state.snapshot, schedulers, requests)
+    placed, stray, schedulers, told = _place(fleet, policy, arrivals, state.snapshot, schedulers, requests)
     sent.append(placed)
+    strays.append(stray)
     engines, outcomes, transit, reached, crowded = deliver(
         fleet,
         arrivals,
@@ -87,17 +90,28 @@ def advance_step(
         decode_before=before.n_decode,
         passes=passes,
         short_of=jnp.stack([jnp.any(engines.clock < end_s), crowded]),
+        stray=first_stray(jnp.stack(strays), sizes.requests),
         told=told,
     )
 
 
 def _place(
     fleet: Fleet, policy: AbstractPolicy, arrivals: Arrivals, snapshot: Snapshot, schedulers: Schedulers, requests: StepRequests
-) -> tuple[Sent, Schedulers, PyTree]:
+) -> tuple[Sent, Array, Schedulers, PyTree]:
     place, schedulers, told = policy.route(fleet, arrivals, snapshot, schedulers, requests)
-    empty = requests.request == arrivals.isl.shape[0] - 1
+    none = arrivals.isl.shape[0] - 1
+    empty = requests.request == none
+    # Indexing would take a place that does not exist for the last one without a word.
+    astray = ~empty & ((place < 0) | (place >= fleet.n_dc))
+    strays = jnp.stack([jnp.where(astray, requests.request, none), place.astype(jnp.int32)], axis=1)
     dc = jnp.where(empty, fleet.n_dc, own_order(fleet)[requests.scheduler, place])
-    return Sent(request=requests.request, dc=dc, scheduler=requests.scheduler, now_s=requests.now_s), schedulers, told
+    sent = Sent(request=requests.request, dc=dc, scheduler=requests.scheduler, now_s=requests.now_s)
+    return sent, first_stray(strays, none), schedulers, told
+
+
+def first_stray(strays: Array, none: int) -> Array:
+    """Of requests and places [n, 2] the first [2] whose request is not `none`."""
+    return strays[jnp.argmax(strays[:, 0] < none)]
 
 
 def look(fleet: Fleet, arrivals: Arrivals, sizes: Sizes, state: State, step: StepInputs) -> State:

@@ -78,7 +78,7 @@ class OnDevice(AbstractBatchPolicy):
 
     def fallbacks(self, memory: Memory) -> Array:
         """Both kinds."""
-        return jnp.stack([memory.lowest, memory.dealt])
+        return jnp.stack([jnp.sum(memory.lowest), jnp.sum(memory.dealt)])
 
 
 def _nowhere(batch: Batch) -> Array:
@@ -143,7 +143,7 @@ class OnHost(AbstractHostPolicy):
 
     def fallbacks(self, memory: Memory) -> Array:
         """Both kinds."""
-        return jnp.stack([memory.lowest, memory.dealt])
+        return jnp.stack([jnp.sum(memory.lowest), jnp.sum(memory.dealt)])
 
     def plan(
         self, fleet: Fleet, arrivals: Arrivals, snapshot: Snapshot, schedulers: Schedulers, requests: StepRequests

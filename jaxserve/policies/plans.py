@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from jaxserve.engine.lane import Requests
 from jaxserve.engine.model import Fleet
-from jaxserve.errors import InputError
 from jaxserve.policies.formulations import GREEN_LLM_DEADLINE_S
 from jaxserve.policies.weighted import PlannedShares
 from jaxserve.types import on_host
@@ -86,7 +85,9 @@ def engine_rate(fleet: Fleet, load: Load) -> float:
 
 def green_llm_lp(outlook: Outlook) -> PlannedShares:
     """The authors' Green-LLM (arXiv 2507.09942): hour by hour the shares of each scheduler's load by DC, lexicographically with the least
-    carbon, then delay, then energy, each phase within 0.1 % of the optima before it.
+    carbon, then delay, then energy, each phase within 0.1 % of the optima before it. Many plans are left, and which of them a solver of
+    linear programs returns is chance; so a last phase takes the most even one (our definition): the least sum over schedulers and DCs of
+    load^2 over the DC's capacity, which only one plan has. Where all DCs are alike, loads go by capacity.
 
     Of their constraints stand here: all load placed, a token budget by DC and hour (the engines' batch limit times its throughput), and the
     deadline of mean delay, unless a mean request outlasts it even by itself, wherever it goes: then it does not bind. Water, renewables,
@@ -106,22 +107,25 @@ def green_llm_lp(outlook: Outlook) -> PlannedShares:
         prefill_s = float(fleet.prefill_time(load.isl, 1.0, load.isl2))
         capacity = np.asarray(fleet.dc_engines) * batch / (load.osl * full_s + batch * prefill_s)  # requests a second
         unloaded_s = prefill_s + load.osl * float(fleet.decode_time(1.0, load.isl))
-        x = cp.Variable(rtt.shape, nonneg=True)  # requests a second from scheduler g to DC d
-        by_dc = cp.sum(x, axis=0)
+        x = cp.Variable(rtt.shape, nonneg=True)  # load from scheduler g to DC d, as a share of all load
+        total = load.rate.sum() or 1.0
+        by_dc, rate, room = cp.sum(x, axis=0), load.rate / total, capacity / total
         delay = cp.sum(cp.multiply(rtt + unloaded_s, x), axis=1)
-        within = [cp.sum(x, axis=1) == load.rate, by_dc <= capacity]
+        within = [cp.sum(x, axis=1) == rate, by_dc <= room]
         if unloaded_s <= GREEN_LLM_DEADLINE_S:
-            within.append(delay <= GREEN_LLM_DEADLINE_S * load.rate)
+            within.append(delay <= GREEN_LLM_DEADLINE_S * rate)
         planned = np.tile(capacity, (len(rtt), 1))  # more load than the budgets hold is spread as they are
-        for objective in (by_dc @ (pue * ci / (np.abs(pue * ci).max() or 1.0)), cp.sum(delay), by_dc @ pue):
+        evenly = cp.sum_squares(cp.multiply(x, np.tile(np.sqrt(room.sum() / room), (len(rtt), 1))))
+        phases = by_dc @ (pue * ci / (np.abs(pue * ci).max() or 1.0)), cp.sum(delay), by_dc @ pue, evenly
+        for objective in phases:
             problem = cp.Problem(cp.Minimize(objective), within)
             try:
-                problem.solve(solver=cp.HIGHS)
+                problem.solve(solver=cp.CLARABEL if objective is evenly else cp.HIGHS)
             except cp.SolverError:
                 break
             if problem.status != cp.OPTIMAL:
                 break
-            planned = np.maximum(np.asarray(x.value), 0.0)
+            planned = np.where(rate[:, None] > 0, np.maximum(np.asarray(x.value), 0.0), 0.0)
             best = float(problem.value)  # type: ignore[arg-type]
             within = [*within, objective <= best + (KEPT - 1.0) * abs(best) + SLACK]
         shares.append(planned)
@@ -129,10 +133,10 @@ def green_llm_lp(outlook: Outlook) -> PlannedShares:
 
 
 def _periods(outlook: Outlook, period_s: float) -> list[tuple[Load, Floats]]:
-    """Load of each period and CI [D] at its start. A period without arrivals takes the means of all."""
+    """Load of each period and CI [D] at its start. A period without arrivals takes the means of all; there is none without any."""
     r, groups = outlook.requests, outlook.fleet.n_schedulers
     if not len(r.arrival_s):
-        raise InputError("a plan needs requests to plan for; there are none")
+        return []
     osl = r.osl if r.osl_believed is None else r.osl_believed
     starts = np.arange(max(1, math.ceil(outlook.horizon_s / period_s - 1e-9)), dtype=np.float64) * period_s
     edges = np.searchsorted(r.arrival_s, [*starts, np.inf])
@@ -147,8 +151,8 @@ def _periods(outlook: Outlook, period_s: float) -> list[tuple[Load, Floats]]:
 
 
 def _planned(fleet: Fleet, shares: list[Floats], period_s: float) -> PlannedShares:
-    """Shares [G, D] of each period, turned into each scheduler's own order; a scheduler without load deals evenly."""
-    table = np.stack(shares)
+    """Shares [G, D] of each period, turned into each scheduler's own order; without load they are even."""
+    table = np.stack(shares or [np.zeros(fleet.rtt_s.shape)])
     table = np.where(table.sum(axis=-1, keepdims=True) > 0, table, 1.0)
     for g, first in enumerate(np.asarray(fleet.first_dc)):
         table[:, g] = np.roll(table[:, g], -first, axis=-1)

@@ -17,6 +17,7 @@ from jaxserve.errors import InputError
 from jaxserve.perf.coefficients import Coefficients
 from jaxserve.scenario.doubts import doubts
 from jaxserve.scenario.grid import GridSeries, load_grid
+from jaxserve.scenario.intervals import ci_changes, interval_windows, warmup_note
 from jaxserve.scenario.osl_knowledge import OracleKnowledge, believed_osl
 from jaxserve.scenario.spec import MOST_KV_TOKENS, AffineLatency, Engine, FixedLatency, Scenario
 from jaxserve.scenario.workload import Requests, generate_requests
@@ -39,7 +40,9 @@ class Compiled:
     grid: GridSeries
     site_zone: NDArray[np.int64]  # [D] column of each site in `grid`
     horizon_windows: int
+    warmup_windows: int
     ledger_windows: int
+    interval_windows: NDArray[np.int64]  # [I+1] first window of each interval of the ledger, then the horizon
     notes: tuple[str, ...]
 
     def ci(self, times_s: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -68,7 +71,7 @@ class Compiled:
         fleet, window_s = self.fleet, self.scenario.dispatch.window_s
         if self.fleet.forward_owner and observes:
             return 1  # what a window hands over is placed at its end
-        common = math.gcd(self.ledger_windows, self.horizon_windows)
+        common = math.gcd(self.ledger_windows, *self.interval_windows.tolist())
         if observes:
             common = math.gcd(common, int(fleet.poll_windows), *(int(offset) for offset in fleet.poll_offset))
         most = max(1, math.floor(LONGEST_STEP_S / window_s * (1 + 1e-9)))
@@ -92,7 +95,7 @@ class Compiled:
         return Sizes(
             slots=int(self.fleet.max_num_seqs),
             requests=roomy(requests + 256, 8),
-            step_requests=roomy(busiest, 16),
+            step_requests=roomy(max(busiest, 1), 16),  # no array is empty, though all requests be rejected
             transit=round_up(rate * (longest_rtt + step_s) * 1.3 + 64, 64),
             passes=passes,
             steps=steps,
@@ -148,6 +151,8 @@ def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:
     belief = believed_osl(scenario.osl_knowledge, requests, seed=scenario.seed, base_dir=base_dir)
     accepted = _acceptable(scenario, fleet, requests)
     taken = accepted if len(accepted) < len(requests.arrival_s) else slice(None)  # a slice copies nothing
+    site_zone = np.array([grid.zones.index(site.zone) for site in scenario.sites])
+    ledger, warmup, horizon = (scenario.windows(s) for s in (scenario.ledger_s, scenario.warmup_s, scenario.horizon_s))
     arrival, scheduler = requests.arrival_s[taken], requests.scheduler[taken]
     if scenario.workload.split == "origin":
         shares = np.bincount(requests.scheduler, minlength=len(scenario.schedulers))
@@ -166,12 +171,15 @@ def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:
             osl_believed=None if isinstance(scenario.osl_knowledge, OracleKnowledge) else belief.osl[taken],
         ),
         grid=grid,
-        site_zone=np.array([grid.zones.index(site.zone) for site in scenario.sites]),
-        horizon_windows=scenario.windows(scenario.horizon_s),
-        ledger_windows=scenario.windows(scenario.ledger_s),
+        site_zone=site_zone,
+        horizon_windows=horizon,
+        warmup_windows=warmup,
+        ledger_windows=ledger,
+        interval_windows=interval_windows(ledger, warmup, horizon, ci_changes(grid, site_zone, scenario.dispatch.window_s, horizon)),
         notes=(
             *requests.notes,
             *doubts(scenario, requests.zero),
+            *warmup_note(requests.arrival_s, scenario.counted_from_s),
             *belief.notes,
             f"grid: {grid.signal} carbon intensity ({grid.basis}), {grid.source}",
             *grid.notes,

@@ -192,8 +192,10 @@ class Scenario(_Strict):
     """When the run begins, for the grid; with an offset, or else UTC (`ASSUMED_UTC`)."""
     horizon_s: Seconds
     """Requests arrive in [0, horizon); those in flight then are served to the end."""
+    warmup_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """What arrives or is spent before this is in no metric: the fleet starts empty, and a steady state takes some stays of a request."""
     ledger_s: Seconds = 1.0
-    """Length of the intervals over which energy and carbon are added up."""
+    """Length of the intervals over which energy and carbon are added up; they also end where carbon intensity changes."""
     sites: list[Site] = Field(min_length=1)
     engine: Engine
     network: Network = Network()
@@ -236,7 +238,8 @@ class Scenario(_Strict):
                     raise ValueError(f"schedulers.{i}.sites: there is no site {name!r}; known are {', '.join(sorted(sites))}")
                 if owner.setdefault(name, scheduler.name) != scheduler.name:
                     raise ValueError(f"schedulers.{i}.sites: {name!r} belongs to scheduler {owner[name]!r} already")
-        for field, seconds in (("ledger_s", self.ledger_s), ("provisioner.poll_s", self.provisioner.poll_s), ("horizon_s", self.horizon_s)):
+        lengths = {"ledger_s": self.ledger_s, "provisioner.poll_s": self.provisioner.poll_s, "horizon_s": self.horizon_s}
+        for field, seconds in (lengths | ({"warmup_s": self.warmup_s} if self.warmup_s else {})).items():
             window_s = self.dispatch.window_s
             ratio = seconds / window_s
             if ratio > MOST_WINDOWS:
@@ -247,6 +250,8 @@ class Scenario(_Strict):
                 raise ValueError(f"{field}: {seconds:g} s is not a whole number of windows of dispatch.window_s = {window_s:g} s")
         if self.dispatch.forwarding == "owner" and self.decision_latency.kind != "none":
             raise ValueError('dispatch.forwarding: "owner" takes decisions without latency; set decision_latency.kind = "none"')
+        if self.windows(self.warmup_s) >= self.windows(self.horizon_s):
+            raise ValueError(f"warmup_s: {self.warmup_s:g} s leaves nothing of horizon_s = {self.horizon_s:g} s to count; shorten it")
         rows = self.horizon_s / self.ledger_s * len(self.sites)
         if rows > MOST_LEDGER_ROWS:
             raise ValueError(
@@ -263,6 +268,11 @@ class Scenario(_Strict):
     def windows(self, seconds: float) -> int:
         """`seconds` as a number of windows."""
         return round(seconds / self.dispatch.window_s)
+
+    @property
+    def counted_from_s(self) -> float:
+        """End of the warm-up: the edge of a window, as the engine takes it."""
+        return self.windows(self.warmup_s) * self.dispatch.window_s
 
     def with_absolute_paths(self, base_dir: Path) -> "Scenario":
         """The same scenario with its file paths made absolute, so that it means the same from any folder."""

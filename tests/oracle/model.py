@@ -53,6 +53,7 @@ class OracleScenario:
     window_max_requests: int = 1_000_000
     remote_window: bool = False
     believed_osl: list[float] | None = None  # None: the true ones
+    warmup_windows: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class OracleResult:
     finish_s: list[float]
     ledger: list[list[dict[str, float]]]  # [interval][dc] -> prefill_j, decode_j, idle_j, host_j, carbon_g
     drain_energy_j: float
-    prefill_s: list[float]  # per engine, within the horizon
+    drain_carbon_g: float
+    prefill_s: list[float]  # per engine, between the warm-up and the horizon
     decode_s: list[float]
     idle_s: list[float]
     polls: list[tuple[int, int, float, float, float, float]]  # (window, dc, B, Q, K, duty) in order of time

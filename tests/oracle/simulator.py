@@ -116,7 +116,7 @@ def simulate(scenario: OracleScenario) -> OracleResult:
     """Run a scenario until its last request has finished."""
     simulation = Simulation(scenario)
     simulation.run()
-    ledger, drain_j = energy_ledger(scenario, simulation.dcs)
+    ledger, drain_j, drain_g = energy_ledger(scenario, simulation.dcs)
     seconds = [engine_seconds(scenario, e) for e in simulation.engines]
     requests = simulation.requests
     return OracleResult(
@@ -131,6 +131,7 @@ def simulate(scenario: OracleScenario) -> OracleResult:
         finish_s=[r.finish_s for r in requests],
         ledger=ledger,
         drain_energy_j=drain_j,
+        drain_carbon_g=drain_g,
         prefill_s=[x[0] for x in seconds],
         decode_s=[x[1] for x in seconds],
         idle_s=[x[2] for x in seconds],

@@ -13,7 +13,8 @@ from jaxserve.perf.latency import DecodeTime, PrefillTime
 from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
 from jaxserve.policies.greedy import Greedy
 from jaxserve.policies.simple import LeastLoaded, RoundRobin
-from tests.oracle.model import OracleScenario
+from tests.oracle.energy import interval_windows
+from tests.oracle.model import OracleResult, OracleScenario
 
 MOST_REQUESTS = 320  # of a random scenario, rounded up
 MOST_WINDOWS = 10_000  # the longest drain takes 4,200
@@ -160,6 +161,12 @@ def run_engine(s: OracleScenario, *, step_windows: int | None = None, **sizes: i
     policy = policy_of(s)
     step = step_windows or step_windows_of(s, policy.observes)
     return run_lanes([s], [policy], sizes_of(s, step, **sizes))[0]
+
+
+def by_interval(s: OracleScenario, expected: OracleResult, name: str) -> np.ndarray:
+    """The oracle's ledger [intervals, D], joined to intervals of `ledger_windows`, which every length of step can be compared to."""
+    rows = np.array([[dc[name] for dc in interval] for interval in expected.ledger])
+    return np.add.reduceat(rows, [i for i, k in enumerate(interval_windows(s)[:-1]) if k % s.ledger_windows == 0], axis=0)
 
 
 def collect(s: OracleScenario, advances: list[Advance], engine_s: np.ndarray, step_windows: int) -> EngineResult:

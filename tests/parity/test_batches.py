@@ -14,7 +14,7 @@ from tests.oracle.random_batches import POLICIES
 from tests.oracle.simulator import Simulation
 from tests.parity.batch_bridge import EngineBatches, batch_sizes, policy_of, run_batches
 from tests.parity.batch_worlds import SEEDS, programs, reference, result, world
-from tests.parity.bridge import EngineResult, step_windows_of
+from tests.parity.bridge import EngineResult, by_interval, step_windows_of
 
 # The engine and the reference add the same few thousand float64 terms in another order; either is some 1e-13 off at most.
 EXACT = 1e-9
@@ -41,7 +41,7 @@ def compare_energies(s: OracleScenario, expected: OracleResult, got: EngineResul
     kept = s.horizon_windows // got.step_windows
     first = np.arange(0, kept, s.ledger_windows // got.step_windows)
     for name, per_step in (("prefill_j", got.prefill_j), ("decode_j", got.decode_j), ("idle_j", got.idle_s * s.idle_w_per_gpu * s.tp)):
-        wanted = np.array([[dc[name] for dc in interval] for interval in expected.ledger])
+        wanted = by_interval(s, expected, name)
         assert np.max(np.abs(np.add.reduceat(per_step[:kept], first, axis=0) - wanted)) <= EXACT * np.max(wanted), name
     drain_j = got.prefill_j[kept:].sum() + got.decode_j[kept:].sum()
     assert drain_j == pytest.approx(expected.drain_energy_j, rel=EXACT, abs=EXACT)

@@ -1,10 +1,19 @@
 """The vectorised engine against the event-driven reference, request by request, entry by entry, poll by poll."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 
+from jaxserve.collect import EnergyLedger
+from jaxserve.engine.lane import Advance
+from jaxserve.scenario.compile import Compiled
+from jaxserve.units import J_PER_KWH
+from tests.oracle.energy import interval_windows
+from tests.oracle.model import OracleScenario
 from tests.oracle.random_scenarios import KINDS
-from tests.parity.bridge import EngineResult, run_engine
+from tests.parity.bridge import EngineResult, by_interval, fleet_of, run_engine
 from tests.parity.worlds import SEEDS, group_of, groups, reference, result, world
 
 # The engine and the reference add the same few thousand float64 terms in another order; either is some 1e-13 off at most,
@@ -47,10 +56,53 @@ def test_energy_ledger(seed: int):
     idle_j = got.idle_s * s.idle_w_per_gpu * s.tp
     for name, per_step in (("prefill_j", got.prefill_j), ("decode_j", got.decode_j), ("idle_j", idle_j)):
         entries = np.add.reduceat(per_step[:kept], first, axis=0)
-        wanted = np.array([[dc[name] for dc in interval] for interval in expected.ledger])
+        wanted = by_interval(s, expected, name)
         assert np.max(np.abs(entries - wanted)) <= EXACT * np.max(wanted), name
     drain_j = got.prefill_j[kept:].sum() + got.decode_j[kept:].sum()
     assert drain_j == pytest.approx(expected.drain_energy_j, rel=EXACT, abs=EXACT)
+
+
+def ledger_of(s: OracleScenario, got: EngineResult) -> EnergyLedger:
+    """The ledger of a run, as `jaxserve run` makes it."""
+    scenario = SimpleNamespace(
+        coefficients=SimpleNamespace(
+            power=SimpleNamespace(idle_w_per_gpu=s.idle_w_per_gpu, host_w=s.host_w), setup=SimpleNamespace(tp=s.tp)
+        ),
+        sites=[SimpleNamespace(name=f"site {d}", nodes=nodes, pue=pue) for d, (nodes, pue) in enumerate(zip(s.nodes, s.pue, strict=True))],
+        dispatch=SimpleNamespace(window_s=s.window_s),
+    )
+    compiled = SimpleNamespace(
+        scenario=scenario,
+        fleet=fleet_of(s),
+        interval_windows=np.array(interval_windows(s)),
+        ci=lambda times_s: np.array([s.ci(round(t / s.window_s)) for t in times_s]),
+    )
+    ledger = EnergyLedger(cast(Compiled, compiled), got.step_windows)
+    chunks = np.array_split(np.arange(len(got.idle_s)), 3)
+    for steps in chunks:
+        columns = {name: getattr(got, name)[steps] for name in ("prefill_j", "decode_j", "idle_s")}
+        ledger.add(cast(Advance, SimpleNamespace(first_step=steps[0], **columns)))
+    return ledger
+
+
+def test_carbon():
+    """Wherever all changes of carbon intensity fall on the edges of a group's steps, within ledger intervals too."""
+    compared = 0
+    for seed in ALL:
+        s, expected, got = world(seed), reference(seed), result(seed)
+        windows = interval_windows(s)
+        if any(k % got.step_windows for k in windows):
+            continue
+        ledger = ledger_of(s, got)
+        frame = ledger.frame()
+        assert frame["interval_start_s"].tolist() == [k * s.window_s for k in windows[:-1] for _ in s.nodes]
+        wanted = np.array([[dc["carbon_g"] for dc in interval] for interval in expected.ledger])
+        assert np.max(np.abs(frame["carbon_g"].to_numpy() - wanted.ravel())) <= EXACT * np.max(wanted), seed
+        last_ci = frame["ci_g_per_kwh"].to_numpy()[-len(s.nodes) :]
+        drain_g = float((np.array(s.pue) * last_ci * ledger.drain_j).sum()) / J_PER_KWH
+        assert drain_g == pytest.approx(expected.drain_carbon_g, rel=EXACT, abs=EXACT)
+        compared += any(k % s.ledger_windows for k in windows[:-1])
+    assert compared >= 30
 
 
 @pytest.mark.parametrize("seed", ALL)

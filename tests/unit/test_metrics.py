@@ -62,13 +62,17 @@ ROWS = [
 ]
 
 
+JUDGED = {"slo_ttft_s": 1.0, "slo_tpot_s": 0.1, "warmup_s": 0.0, "horizon_s": 10.0}
+JUDGED |= {"drain_energy_j": 0.0, "drain_facility_j": 0.0, "drain_carbon_g": 0.0}
+
+
 def summary_of(rows: list[tuple], ledger: pd.DataFrame | None = None, **changed) -> dict:
-    arguments = {"slo_ttft_s": 1.0, "slo_tpot_s": 0.1, "horizon_s": 10.0, "drain_energy_j": 7.0} | changed
-    return summarise(request_frame(rows), ledger_frame() if ledger is None else ledger, ENGINES, **arguments)
+    return summarise(request_frame(rows), ledger_frame() if ledger is None else ledger, ENGINES, **(JUDGED | changed))
 
 
 def test_values_worked_by_hand():
-    got = summary_of(ROWS)
+    # PUE is 2; the drain is a tenth of the energy, where power is 2.5 times as dirty.
+    got = summary_of(ROWS, drain_energy_j=1.8e5, drain_facility_j=3.6e5, drain_carbon_g=5.0)
     expected = {
         "requests": 8,
         "finished": 7,
@@ -105,34 +109,56 @@ def test_values_worked_by_hand():
         "decode_energy_j": 3.6e5,
         "idle_energy_j": 5.4e5,
         "host_energy_j": 7.2e5,
-        "drain_energy_j": 7.0,
+        "drain_energy_j": 1.8e5,
+        "carbon_with_drain_g": 25.0,
         "mean_ci_g_per_kwh": 20.0,
         "idle_share": 0.5,
         "prefill_share": 0.15,
         "decode_share": 0.35,
-        "carbon_g_per_request": 20 / 7,
-        "energy_j_per_output_token": 3.6e6 / 177,
+        # Seven requests were served by 25 g and 3.96 MJ, whenever that was.
+        "carbon_g_per_request": 25 / 7,
+        "energy_j_per_output_token": 3.96e6 / 177,
         "goodput_req_per_s": 0.3,
-        "goodput_req_per_j": 3 / 3.6e6,
-        "goodput_req_per_g": 3 / 20,
-        "goodput_tokens_per_j": (11 + 1 + 71) / 3.6e6,
-        "goodput_tokens_per_g": (11 + 1 + 71) / 20,
+        "goodput_req_per_j": 3 / 3.96e6,
+        "goodput_req_per_g": 3 / 25,
+        "goodput_tokens_per_j": (11 + 1 + 71) / 3.96e6,
+        "goodput_tokens_per_g": (11 + 1 + 71) / 25,
     }
     for name, value in expected.items():
         assert got[name] == pytest.approx(value, rel=RTOL), name
     assert set(got) == set(METRICS)
 
 
+def test_a_warm_up_is_left_out_of_everything():
+    """Counted from 5 s on: the last three rows (fine at osl = 1 but late, on both budgets, rejected) and the second interval."""
+    ledger = ledger_frame()
+    ledger["carbon_g"] = [1.0, 2.0, 4.0, 8.0]
+    ledger["prefill_j"] = [100.0, 200.0, 400.0, 800.0]
+    engines = ENGINES.assign(prefill_s=[0.5, 1.0], decode_s=[1.5, 2.0], idle_s=[3.0, 2.0])  # of 5 s
+    drain = {"drain_energy_j": 1.0, "drain_facility_j": 2.0, "drain_carbon_g": 3.0}
+    got = summarise(request_frame(ROWS), ledger, engines, **(JUDGED | drain | {"warmup_s": 5.0}))
+    expected = {
+        "requests": 3, "finished": 2, "rejected": 1, "finished_after_horizon": 1, "arrival_mean_s": 6.0, "warmup_s": 5.0, "horizon_s": 10.0,
+        "input_tokens_asked": 10300, "output_tokens_asked": 77, "input_tokens_served": 1300, "output_tokens_served": 72,
+        "slo_attainment": 1 / 3, "ttft_violation": 1 / 3, "tpot_violation": 0.0, "both_violation": 0.0, "rejected_share": 1 / 3,
+        "ttft_p50_s": 1.25, "tpot_mean_s": 0.1, "tpot_undefined": 1, "queue_wait_mean_s": 0.55, "carbon_g": 12.0,
+        "prefill_energy_j": 1200.0, "facility_energy_j": 1.8e6, "drain_energy_j": 1.0, "carbon_with_drain_g": 15.0,
+        "mean_ci_g_per_kwh": 24.0, "idle_share": 0.5, "prefill_share": 0.15, "decode_share": 0.35, "carbon_g_per_request": 7.5,
+        "goodput_req_per_s": 1 / 5, "goodput_req_per_g": 1 / 15, "goodput_tokens_per_j": 71 / 1800002.0,
+    }  # fmt: skip
+    for name, value in expected.items():
+        assert got[name] == pytest.approx(value, rel=RTOL), name
+    # It is what the counted rows alone would give, in any pieces; a fault is told by its row in the whole table.
+    frame = request_frame(ROWS)
+    alone = summarise(frame[5:], ledger[2:], engines, **(JUDGED | drain | {"warmup_s": 5.0}))
+    assert alone == got == summarise([frame[:4], frame[4:6], frame[6:]], ledger, engines, **(JUDGED | drain | {"warmup_s": 5.0}))
+    frame.loc[6, "ttft_s"] = NAN
+    with pytest.raises(InputError, match="row 6: finished, but ttft_s is missing"):
+        summarise([frame[:4], frame[4:]], ledger, engines, **(JUDGED | drain | {"warmup_s": 5.0}))
+
+
 def test_only_the_named_columns_are_read():
-    few = summarise(
-        request_frame(ROWS)[list(REQUEST_COLUMNS)],
-        ledger_frame()[list(LEDGER_COLUMNS)],
-        ENGINES,
-        slo_ttft_s=1.0,
-        slo_tpot_s=0.1,
-        horizon_s=10.0,
-        drain_energy_j=7.0,
-    )
+    few = summarise(request_frame(ROWS)[list(REQUEST_COLUMNS)], ledger_frame()[list(LEDGER_COLUMNS)], ENGINES, **JUDGED)
     assert few == summary_of(ROWS)
 
 
@@ -141,7 +167,7 @@ def test_whatever_stands_in_tpot_at_one_token_is_no_tpot():
         rows = [(0.0, 10, 1, 0.0, 0.5, NAN, "finished"), (0.0, 10, 2, 0.0, 0.5, 0.05, "finished")]
         frame = request_frame(rows)
         frame.loc[0, "tpot_s"] = odd
-        got = summarise(frame, ledger_frame(), ENGINES, slo_ttft_s=1, slo_tpot_s=0.1, horizon_s=10.0, drain_energy_j=0.0)
+        got = summarise(frame, ledger_frame(), ENGINES, **JUDGED)
         assert (got["slo_attainment"], got["tpot_undefined"], got["tpot_mean_s"], got["tpot_p99_s"]) == (1.0, 1, 0.05, 0.05)
 
 
@@ -166,7 +192,7 @@ def test_no_goodput_per_gram_without_positive_carbon(carbon_g):
 
 
 def test_no_energy_and_no_engines():
-    got = summarise(request_frame([]), ledger_frame()[:0], ENGINES[:0], slo_ttft_s=1, slo_tpot_s=1, horizon_s=10.0, drain_energy_j=0.0)
+    got = summarise(request_frame([]), ledger_frame()[:0], ENGINES[:0], **JUDGED)
     assert (got["energy_kwh"], got["goodput_req_per_j"], got["mean_ci_g_per_kwh"], got["idle_share"]) == (0.0, None, None, None)
 
 
@@ -185,7 +211,7 @@ def test_a_request_that_did_not_end_is_refused(column, value, said):
     frame.loc[2, column] = value
     with pytest.raises(InputError, match=said):
         # In two pieces: the row is counted from the start of the run.
-        summarise([frame[:2], frame[2:]], ledger_frame(), ENGINES, slo_ttft_s=1, slo_tpot_s=1, horizon_s=10.0, drain_energy_j=0.0)
+        summarise([frame[:2], frame[2:]], ledger_frame(), ENGINES, **JUDGED)
 
 
 def test_a_missing_carbon_intensity_is_not_a_number_of_grams():
@@ -240,7 +266,7 @@ def test_equals_a_plain_loop_in_pieces_or_whole(rows, cuts, categorical):
         frame["status"] = frame["status"].astype(pd.CategoricalDtype(["rejected", "finished"]))
     edges = [0, *sorted(min(cut, n) for cut in cuts), n]
     pieces = (frame[low:high] for low, high in pairwise(edges))
-    again = summarise(pieces, ledger_frame(), ENGINES, slo_ttft_s=1.0, slo_tpot_s=0.1, horizon_s=10.0, drain_energy_j=7.0)
+    again = summarise(pieces, ledger_frame(), ENGINES, **JUDGED)
     assert again == got
 
 
@@ -259,7 +285,7 @@ def test_saving_names_its_baseline_beside_its_attainment():
     assert list(frame["baseline"]) == ["round_robin"] * 2
     columns = list(frame.columns)
     assert columns.index("slo_attainment") == columns.index("saving_vs_baseline") + 1
-    assert frame.attrs["units"]["carbon_g"] == "g"
+    assert frame.attrs["units"]["carbon_with_drain_g"] == "g"
     assert list(compare({"a": base, "b": green}, baseline="b")["saving_vs_baseline"]) == pytest.approx([-1 / 3, 0.0], rel=RTOL)
 
 
@@ -275,13 +301,41 @@ def test_no_saving_for_what_was_not_served():
 
 
 def test_work_left_for_after_the_horizon_puts_a_saving_in_doubt():
-    base = summary_of(ROWS, drain_energy_j=0.0)
+    base = summary_of(ROWS)
     engine_j = 1.8e6
-    slow = summary_of(ROWS, ledger_frame(19.0), drain_energy_j=0.04 * engine_j)
-    row = compare({"rr": base, "slow": slow}).loc["slow"]
+
+    def left(share: float, carbon_g: float) -> pd.Series:
+        drain = {"drain_energy_j": share * engine_j, "drain_facility_j": 2 * share * engine_j, "drain_carbon_g": 0.0}
+        return compare({"rr": base, "slow": summary_of(ROWS, ledger_frame(carbon_g), **drain)}).loc["slow"]
+
+    row = left(0.04, 19.0)
     assert row["drain_vs_baseline"] == pytest.approx(0.04, rel=RTOL)
-    assert "saving in doubt: work worth 4.0% of rr's energy" in row["note"]
-    assert compare({"rr": base, "green": summary_of(ROWS, ledger_frame(10.0), drain_energy_j=0.04 * engine_j)})["note"].iloc[1] == ""
+    assert "saving in doubt: beside 5.0 % saved, work worth 4.0 % of rr's energy was left" in row["note"]
+    assert left(0.04, 10.0)["note"] == ""
+    # However small they are, both numbers show.
+    assert "beside 0.14 % saved, work worth 0.016 % of rr's energy" in left(1.6e-4, 20 * (1 - 1.4e-3))["note"]
+    assert "beside 30 % saved, work worth 12 % of rr's energy" in left(0.12, 14.0)["note"]
+
+
+def test_columns_side_by_side_count_the_same_carbon():
+    """A world by hand: 100 g and no drain against 60 g and 25 g of work left for later; 70 g can be reached.
+
+    Within the horizon alone the second would have saved 40 %, more than the 30 % that is possible.
+    """
+    base = summary_of(ROWS, ledger_frame(100.0))
+    late = summary_of(ROWS, ledger_frame(60.0), drain_energy_j=4e5, drain_facility_j=8e5, drain_carbon_g=25.0)
+    frame = compare({"rr": base, "late": late}, bound_g=70.0)
+    assert frame.columns.tolist()[:6] == [
+        "carbon_with_drain_g", "baseline", "saving_vs_baseline", "share_of_possible_saving", "slo_attainment", "drain_vs_baseline",
+    ]  # fmt: skip
+    row = frame.loc["late"]
+    assert row["carbon_with_drain_g"] == 85.0 and row["carbon_g"] == 60.0
+    assert row["saving_vs_baseline"] == pytest.approx(0.15, rel=RTOL)
+    assert row["share_of_possible_saving"] == pytest.approx(0.5, rel=RTOL)
+    assert row["goodput_req_per_g"] == pytest.approx(3 / 85, rel=RTOL)
+    lines = printed(frame).splitlines()
+    late_line = next(line for line in lines if line.startswith("late"))
+    assert late_line.split()[:7] == ["late", "85.0", "+15.0", "%", "50.0", "%", "37.5"]  # the share beside its attainment
 
 
 @pytest.mark.parametrize(
@@ -291,6 +345,7 @@ def test_work_left_for_after_the_horizon_puts_a_saving_in_doubt():
         ({"input_tokens_asked": 1}, "same trace: input_tokens_asked"),
         ({"output_tokens_asked": 1}, "same trace: output_tokens_asked"),
         ({"horizon_s": 11.0}, "same trace: horizon_s"),
+        ({"warmup_s": 1.0}, "same trace: warmup_s is 1.0 and 0.0"),
         ({"arrival_mean_s": 3.6}, "same trace: the mean arrival is 3.6 s and 3.5 s"),
         ({"slo_ttft_s": 2.0}, "same SLO: slo_ttft_s is 2.0 and 1.0"),
     ],
@@ -307,8 +362,8 @@ def test_compare_refuses_nothing_and_unknown_names():
         compare({})
     with pytest.raises(InputError, match="'x' is not among the policies compared: rr"):
         compare({"rr": base}, baseline="x")
-    with pytest.raises(InputError, match="'cut' has no carbon_g"):
-        compare({"rr": base, "cut": {name: value for name, value in base.items() if name != "carbon_g"}})
+    with pytest.raises(InputError, match="'cut' has no carbon_with_drain_g"):
+        compare({"rr": base, "cut": {name: value for name, value in base.items() if name != "carbon_with_drain_g"}})
 
 
 def printed(frame: pd.DataFrame, width: int = 120) -> str:

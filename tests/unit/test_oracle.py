@@ -112,7 +112,8 @@ class TestPolls:
 
 class TestEnergy:
     def test_steps_are_shared_over_edges_and_the_drain_is_apart(self):
-        # Edges 0, 2, 4, 5. Prefill [1, 4.5] at 2 W; decode [4.5, 6.5] at 4 W, 6 J of it after the horizon. The other engine idles.
+        # Edges 0, 2, 3, 4, 5: every 2 s, and at 3 s where CI changes. Prefill [1, 4.5] at 2 W; decode [4.5, 6.5] at 4 W, 6 J of it after
+        # the horizon. The other engine idles.
         s = scenario(
             [(1.0, 2, 2)],
             window_s=1.0,
@@ -127,17 +128,21 @@ class TestEnergy:
             idle_w_per_gpu=10.0,
             host_w=100.0,
             pue=[1.5],
-            ci=lambda k: [100.0 * (k + 1)],
+            ci=lambda k: [100.0, 100.0, 300.0, 400.0, 500.0][k : k + 1],
         )
         r = simulate(s)
         rows = [row[0] for row in r.ledger]
-        assert [x["prefill_j"] for x in rows] == [2.0, 4.0, 1.0]
-        assert [x["decode_j"] for x in rows] == [0.0, 0.0, 2.0]
-        assert [x["idle_j"] for x in rows] == [20.0 + 40.0, 40.0, 20.0]
-        assert [x["host_j"] for x in rows] == [400.0, 400.0, 200.0]
-        assert [x["carbon_g"] for x in rows] == [1.5 * ci * j / 3.6e6 for ci, j in ((100, 462), (300, 444), (500, 223))]
-        assert r.drain_energy_j == 6.0
+        assert [x["prefill_j"] for x in rows] == [2.0, 2.0, 2.0, 1.0]
+        assert [x["decode_j"] for x in rows] == [0.0, 0.0, 0.0, 2.0]
+        assert [x["idle_j"] for x in rows] == [20.0 + 40.0, 20.0, 20.0, 20.0]
+        assert [x["host_j"] for x in rows] == [400.0, 200.0, 200.0, 200.0]
+        assert [x["carbon_g"] for x in rows] == [1.5 * ci * j / 3.6e6 for ci, j in ((100, 462), (300, 222), (400, 222), (500, 223))]
+        assert (r.drain_energy_j, r.drain_carbon_g) == (6.0, 1.5 * 500 * 6 / 3.6e6)
         assert (r.prefill_s, r.decode_s, r.idle_s) == ([3.5, 0.0], [0.5, 0.0], [1.0, 5.0])
+        # Counted from 2 s on: the rows are cut there (as they are), and of the seconds two fewer are left.
+        warm = simulate(replace(s, ledger_windows=5, warmup_windows=2))
+        assert warm.ledger == r.ledger
+        assert (warm.prefill_s, warm.decode_s, warm.idle_s) == ([2.5, 0.0], [0.5, 0.0], [0.0, 3.0])
 
     def test_step_wholly_after_the_horizon_is_drain(self):
         r = simulate(scenario([(9.5, 1, 3)]))  # prefill [9.5, 10.5], decode to 12

@@ -27,7 +27,7 @@ def ledger_frame(n_dc: int, n_intervals: int, interval_s: float = 2.0) -> pd.Dat
 
 def comparison(carbon_g: list[float], violation: list[float]) -> pd.DataFrame:
     names = [f"policy {i}" for i in range(len(carbon_g))]
-    return pd.DataFrame({"carbon_g": carbon_g, "slo_violation": violation}, index=pd.Index(names, name="policy"))
+    return pd.DataFrame({"carbon_with_drain_g": carbon_g, "slo_violation": violation}, index=pd.Index(names, name="policy"))
 
 
 def legend_of(ax) -> list[str]:

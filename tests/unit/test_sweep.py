@@ -19,9 +19,10 @@ COUNTS = ("requests", "finished", "rejected", "input_tokens_served", "output_tok
 
 @pytest.fixture(scope="module")
 def scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten seconds under load, with a policy that alpha steers."""
+    """Ten seconds under load, the last eight counted, with a policy that alpha steers."""
     changes = {
         "horizon_s": 10.0,
+        "warmup_s": 2.0,
         "workload": {"kind": "poisson", "rate_req_per_s": 12.0, "lengths": {"distribution": "openorca"}},
         "policies": [{"kind": "round_robin"}, {"kind": "greedy", "alpha": 0.5}],
     }
@@ -48,6 +49,8 @@ def test_every_point_equals_the_single_run(seed: int, alpha: float, grid: xr.Dat
     results = jaxserve.run(scenario, overrides=[f"seed={seed}", f"policies=[{{kind='greedy', alpha={alpha}}}]"])
     (run,) = results.runs.values()
     alone, point = run.summary["metrics"], grid.sel(seed=seed, alpha=alpha)
+    assert alone["requests"] == (run.requests["arrival_s"] >= 2.0).sum() < len(run.requests)
+    assert int(point["fallback_round_robin"]) == run.summary["decisions"]["fallback_round_robin"]
     for name in METRICS:
         among = float(point[name])
         if alone[name] is None:
@@ -61,6 +64,22 @@ def test_every_point_equals_the_single_run(seed: int, alpha: float, grid: xr.Dat
 def test_the_axes_make_a_difference(grid: xr.Dataset) -> None:
     assert (grid["carbon_g"].sel(alpha=0.0) < 0.9 * grid["carbon_g"].sel(alpha=1.0)).all()
     assert len(set(grid["requests"].sel(alpha=0.5).values.tolist())) > 1
+
+
+def test_axes_that_do_nothing_are_told(scenario: Path, tmp_path: Path) -> None:
+    """An alpha of a policy that is not run, a seed where nothing is drawn, what round-robin does not look at; and one that matters."""
+    (tmp_path / "trace.csv").write_text("arrival_s,isl,osl\n" + "".join(f"{0.3 * i:.1f},{100 + 9 * i},{5 + i}\n" for i in range(30)))
+    overrides = [f"workload={{kind='trace', path='{tmp_path / 'trace.csv'}'}}"]
+    axes = {"seed": [1, 2], "policies.1.alpha": [0.1, 0.9], "provisioner.poll_s": [1.0], "dispatch.ledger": ["off", "reset"]}
+    dataset = jaxserve.sweep(scenario, axes | {"sites.0.pue": [1.1, 1.5]}, overrides=overrides)
+    notes = [note for note in dataset.attrs["notes"].splitlines() if note.startswith("axis")]
+    assert notes == [
+        "axis seed: its 2 values gave the same metrics; nothing in these runs is drawn at random",
+        "axis policies.1.alpha: its 2 values gave the same metrics; policy number 0 is run, not that one",
+        "axis dispatch.ledger: its 2 values gave the same metrics; nothing in these runs depends on it",
+    ]
+    assert "warm-up: what arrives or is spent before 2 s is in no metric (7 of 30 requests)" in dataset.attrs["notes"]
+    assert float(dataset["carbon_g"].isel(pue=0).max()) < float(dataset["carbon_g"].isel(pue=1).min())
 
 
 def test_what_may_vary(scenario: Path) -> None:
@@ -91,6 +110,7 @@ def test_what_may_vary(scenario: Path) -> None:
         ({"dispatch.window_s": [0.1, 0.2]}, "dispatch.window_s"),
         ({"ledger_s": [1.0, 2.0]}, "ledger_s"),
         ({"horizon_s": [10.0, 20.0]}, "horizon_s"),
+        ({"warmup_s": [1.0, 2.0]}, "warmup_s"),
         ({"policies.0.kind": ["round_robin", "least_loaded"]}, "the kind of policy"),
     ],
 )
@@ -130,7 +150,10 @@ def test_the_command_line_and_the_file(
     axes = ("--axis", "seed=1,2,3", "--axis", "policies.1.alpha=0.0,0.5,1.0", "--policy", "1")
     outcome = call(capsys, monkeypatch, "sweep", scenario, *axes, "--out", tmp_path / "grid.nc")
     assert (outcome.code, outcome.err) == (0, "")
-    assert "carbon_g" in outcome.out and outcome.out.count("\n") == 11
+    table, _, notes = outcome.out.partition("\n- ")
+    assert "carbon_with_drain_g" in table and table.count("\n") == 10
+    assert "warm-up: what arrives or is spent before 2 s is in no metric" not in notes  # their requests differ in number
+    assert "grid: average carbon intensity" in notes and "axis" not in notes
     with xr.open_dataset(tmp_path / "grid.nc", engine="h5netcdf") as stored:
         xr.testing.assert_identical(stored.load(), grid)
 
