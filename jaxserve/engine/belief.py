@@ -29,9 +29,9 @@ def means_of(s: Schedulers, n: Array) -> Means:
     return Means(isl=s.isl_sum / n, isl2=s.isl2_sum / n, osl=s.osl_sum / n, osl2=s.osl2_sum / n)
 
 
-def slots(fleet: Fleet, isl_mean: Array, osl_mean: Array) -> Array:
-    """m: mean requests that an engine runs at once, as the schedulers believe."""
-    return jnp.maximum(1.0, jnp.minimum(fleet.batch_capacity, jnp.floor(fleet.kv_capacity / (isl_mean + osl_mean))))
+def slots(fleet: Fleet, limit: Array, isl_mean: Array, osl_mean: Array) -> Array:
+    """Mean requests that an engine runs at once, of at most `limit`: m with the schedulers' batch capacity, M with the engine's own."""
+    return jnp.maximum(1.0, jnp.minimum(limit, jnp.floor(fleet.kv_capacity / (isl_mean + osl_mean))))
 
 
 def age(fleet: Fleet, s: Schedulers, means: Means, window: Array, engines: Array) -> Schedulers:
@@ -57,7 +57,7 @@ def _one_window(fleet: Fleet, s: Schedulers, means: Means, due: Array, engines: 
     come = s.weight[:, None] * s.sent / engines + others
     tokens = old.queued_tokens + (s.weight[:, None] * s.sent_tokens / engines + others * isl)
 
-    taken = jnp.minimum(tokens, jnp.maximum(0.0, slots(fleet, isl, osl) - old.batch) * isl)
+    taken = jnp.minimum(tokens, jnp.maximum(0.0, slots(fleet, fleet.max_num_seqs, isl, osl) - old.batch) * isl)
     admitted = taken / isl
     prefills = jnp.minimum(admitted, jnp.maximum(1.0, dt / fleet.decode_time(jnp.maximum(old.batch, 1.0), old.cached)))
     each = _ratio(admitted, prefills)

@@ -33,7 +33,7 @@ def estimate(view: View, isl: Array, osl: Array) -> Estimate:
     fleet = view.fleet
     queued = queued_requests(view)
     working = 1.0 - jnp.minimum(view.duty, MAX_DUTY)
-    places = slots(fleet, view.isl_mean, view.osl_mean)
+    places = slots(fleet, fleet.batch_capacity, view.isl_mean, view.osl_mean)
     residence = view.osl_mean * fleet.decode_time(jnp.maximum(view.batch, 1.0), view.cached) / working
     wait = jnp.maximum(0.0, view.batch + queued + view.spread + 1.0 - places) * residence / places
     prefill = fleet.prefill_time(isl + view.queued_tokens, 1.0 + queued, isl * isl + queued * view.isl2_mean)
