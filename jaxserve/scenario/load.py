@@ -14,6 +14,7 @@ from jaxserve.scenario.overrides import merge, parse_override, set_path
 from jaxserve.scenario.spec import Scenario
 from jaxserve.tomlfile import parse_toml, read_toml
 
+
 def shipped_scenarios() -> list[str]:
     """Names of the scenarios in the package."""
     folder = resources.files("jaxserve.scenario") / "data"
@@ -31,7 +32,7 @@ def load_scenario(
     """
     name = str(name_or_path)
     base_dir = Path.cwd() if name in shipped_scenarios() else Path(name).resolve().parent
-    table = _read(name, [])
+    table = scenario_table(name)
     for override in overrides or []:
         set_path(table, *parse_override(override), f"--set {override}")
     for path, value in (values or {}).items():
@@ -39,8 +40,8 @@ def load_scenario(
     return parse_scenario(table, name, base_dir), base_dir
 
 
-def _read(name: str, above: list[str]) -> dict[str, Any]:
-    """The table of a scenario, whole: what it builds on is read first; `above` are the files that build on it."""
+def scenario_table(name: str, above: Sequence[str] = ()) -> dict[str, Any]:
+    """The table of a scenario as written, with what it builds on, unchecked; `above` are the files that build on it."""
     shipped = shipped_scenarios()
     if name in shipped:
         table = parse_toml((resources.files("jaxserve.scenario") / "data" / f"{name}.toml").read_text(encoding="utf-8"), name)
@@ -54,7 +55,7 @@ def _read(name: str, above: list[str]) -> dict[str, Any]:
     below = below if below in shipped else str(Path(name).parent / below)
     if below in (*above, name):
         raise InputError(f"{name}: base: {below} builds on this file; a scenario cannot be its own base")
-    whole = _read(below, [*above, name])
+    whole = scenario_table(below, [*above, name])
     merge(whole, table, name)
     return whole
 
