@@ -97,7 +97,7 @@ QUESTIONS = (
         "'the remote scheduler admits the request into its scheduling window before placing it on the target DC' (III-C): the DC is chosen",
         (
             Reading("forwarded directly", _always(dispatch__forwarding="direct"), only=BATCH),
-            Reading("placed anew by the owner", _always(dispatch__forwarding="owner"), only=BATCH),
+            Reading("placed anew by the owner", _always(dispatch__forwarding="owner"), only=("ilp", "facility_milp")),
         ),
     ),
     Question(
