@@ -148,11 +148,14 @@ def test_a_model_named_twice_is_measured_once():
 # --- Measuring
 
 
+RATES = {"heavy": 30.0, "light": 8.0}
+
+
 def small_group(path: Path, seeds: list[int]) -> Group:
     timing: dict[str, Any] = {"horizon_s": 6.0, "warmup_s": 2.0}
     runs = [
-        ({"kind": "round_robin"}, Variant(f"{rate:g}", AS_SHIPPED, s, {**timing, "seed": s, "workload.rate_req_per_s": rate}))
-        for rate in (30.0, 8.0)
+        ({"kind": "round_robin"}, Variant(load, AS_SHIPPED, s, {**timing, "seed": s, "workload.rate_req_per_s": RATES[load]}))
+        for load in RATES
         for s in seeds
     ]
     return Group("M", "load", str(path), BASELINE, runs)
@@ -164,9 +167,9 @@ def test_measures_what_a_run_says_and_goes_on_where_it_was(tmp_path: Path, monke
     measure([small_group(path, [0])], tmp_path, 1, told.append)
     runs = measure([small_group(path, [0, 1])], tmp_path, 1, told.append)
     assert [text.partition(": ")[2] for text in told] == [f"M, load, {path}, round_robin (2 runs)"] * 2, "those of seed 0 not again"
-    assert runs["seed"].tolist() == [0, 1, 0, 1] and runs["load"].tolist() == ["30"] * 2 + ["8"] * 2
+    assert runs["seed"].tolist() == [0, 1, 0, 1] and runs["load"].tolist() == ["heavy"] * 2 + ["light"] * 2
     for mine in runs.to_dict("records"):
-        overrides = [f"seed={mine['seed']}", f"workload.rate_req_per_s={mine['load']}.0", "horizon_s=6.0", "warmup_s=2.0"]
+        overrides = [f"seed={mine['seed']}", f"workload.rate_req_per_s={RATES[mine['load']]}", "horizon_s=6.0", "warmup_s=2.0"]
         alone = jaxserve.run(path, overrides=overrides)["round_robin"]
         for name in ("requests", "carbon_with_drain_g", "idle_share", "ttft_p99_s"):
             assert mine[name] == pytest.approx(alone.summary["metrics"][name], rel=SAME_RUN), name

@@ -40,6 +40,7 @@ STUDY = {
     "study-llama-8-schedulers": (16, 8, 512, 4000.0, 3.0, 0.1, 40, 256),
     "study-llama-8-dcs": (8, 4, 512, 4000.0, 3.0, 0.1, 40, 256),
     "study-llama-site-pue": (16, 4, 512, 4000.0, 3.0, 0.1, 40, 256),
+    "study-mixtral-site-pue": (16, 4, 128, 2000.0, 3.0, 0.2, 400, 400),
     "study-mixtral-long": (16, 4, 128, 50.0, 4.5, 0.2, 16, 400),
     "study-mixtral-mixed": (16, 4, 128, 200.0, 4.5, 0.2, 24, 400),
 }
@@ -60,8 +61,11 @@ def test_the_study_as_published(name: str) -> None:
     published = (s.slo.ttft_s, s.slo.tpot_s, s.dispatch.batch_capacity, s.engine.max_num_seqs)
     assert (len(s.sites), len(s.schedulers), engines, s.workload.rate_req_per_s, *published) == STUDY[name]
     assert len({site.region for site in s.sites}) == 4 and all(site.gpus_per_node == 8 for site in s.sites)
+    if name == "study-mixtral-site-pue":
+        assert [site.pue for site in s.sites] == [site.pue for site in load_scenario("study-llama-site-pue")[0].sites]
     assert (s.dispatch.window_s, s.dispatch.window_max_requests, s.provisioner.poll_s, s.horizon_s) == (0.1, 300, 1.0, 200.0)
     assert (s.engine.gpu_memory_gib, s.coefficients.setup.gpu) == (40.0, "A100")
+    assert (s.dispatch.ledger, s.dispatch.peers, s.dispatch.forwarding, s.dispatch.headroom) == ("in-flight", "unknown", "window", "whole")
     pue = {site.pue for site in s.sites}
     assert (min(pue), max(pue)) == (1.08, 1.32) if name.endswith("site-pue") else pue == {1.1}
     rtts = [ms for row in s.network.rtt_ms.values() for ms in row.values()]
