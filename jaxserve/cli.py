@@ -108,10 +108,10 @@ def behaviour(
     """Measure all policies at the study's loads, what they are sensitive to and how the text can be read, beside what was published."""
     from jaxserve.outputs import check_free
     from jaxserve.studies.behaviour import behave
-    from jaxserve.studies.measure import RUNS
+    from jaxserve.studies.measure import begun
     from jaxserve.studies.setups import MODELS
 
-    if not (out / RUNS).exists():
+    if not begun(out):
         check_free(out, folder=True)
     options = [*(f"--model {name}" for name in models or []), f"--seeds {seeds} --horizon {horizon_s:g}"]
     try:

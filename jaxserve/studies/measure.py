@@ -49,6 +49,14 @@ def measure(groups: Sequence[Group], folder: Path, jobs: int, progress: Progress
     return pd.DataFrame([kept[key] for mine in wanted for key in mine])
 
 
+def begun(folder: Path) -> bool:
+    """Whether `folder` holds runs to go on with."""
+    try:
+        return (folder / RUNS).is_file()
+    except OSError:
+        return False  # a name that cannot be one
+
+
 def run_group(group: Group) -> list[Row]:
     """The rows of a group."""
     scenario, _ = load_scenario(group.scenario)
@@ -84,7 +92,7 @@ def _without(group: Group, mine: Sequence[str], kept: dict[str, Row]) -> Group:
 
 
 def _kept(path: Path) -> dict[str, Row]:
-    if not path.exists():
+    if not begun(path.parent):
         return {}
     try:
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""])
