@@ -35,7 +35,7 @@ def setting_directions(model: str) -> list[Direction]:
     found = []
     spreads = ("CI of CV 0.94", AS_SHIPPED, "CI of CV 0.31", "CI of CV 0")
     polls = ("poll 0.5 s", AS_SHIPPED, "poll 2 s", "poll 5 s")
-    for policy in ("greedy-0.0", "ilp", "facility_milp"):
+    for policy in ("greedy-0.0", "facility_milp"):
         for wide, narrow in pairwise(spreads):
             where = f"{model}, {policy}, {wide} against {narrow}"
             found.append(Direction("saving grows with the spread of CI", where, "saving", (policy, wide), (policy, narrow)))

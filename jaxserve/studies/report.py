@@ -13,7 +13,7 @@ from jaxserve.analysis.plots import blank_figure, finish_axes, save_png, style, 
 from jaxserve.errors import InputError
 from jaxserve.studies.comparison import FACTOR, POINTS, compare, published, with_shares
 from jaxserve.studies.readings import QUESTIONS
-from jaxserve.studies.setups import MODELS, ONE_SEED, SATURATION, warmup_s
+from jaxserve.studies.setups import MODELS, ONE_SEED, READ_AT, SATURATION, SHORT_SHARE, warmup_s
 
 COLUMNS: dict[str, str] = {
     "saving": "saving vs round_robin",
@@ -51,15 +51,19 @@ def report(runs: pd.DataFrame, compared: pd.DataFrame, verdicts: pd.DataFrame, c
             text.append(_table(_where(loads, load=load), "policy", COLUMNS))
         text += [
             "### What else matters",
-            "Runs of a quarter of the length, saving / SLO violated.",
+            f"Runs of {SHORT_SHARE:.0%} of the length, saving / SLO violated.",
             _settings(_where(mine, part="setting")),
         ]
         if len(setups := _where(mine, part="setup")):
             text += ["### The study's other set-ups", _table(setups.assign(at=setups["setting"] + ", " + setups["policy"]), "at", COLUMNS)]
     text += ["## Published and measured", COMPARED, _compared(compared)]
-    text += ["## What the text leaves open", _questions(), "Saving / SLO violated under each reading, one seed, a quarter of the length:"]
+    text += [
+        "## What the text leaves open",
+        _questions(),
+        f"Saving / SLO violated under each reading, one seed, {SHORT_SHARE:.0%} of the length:",
+    ]
     for model, mine in _where(runs, part="reading").groupby("model", sort=False):
-        for load in MODELS[str(model)].loads:
+        for load in READ_AT:
             text += [f"### {model}, {load} load", _readings(str(model), load, _where(mine, load=load))]
     text += ["## Directions", _counts(verdicts), "Where one does not hold:", _against(verdicts)]
     return "\n\n".join(text) + "\n"
