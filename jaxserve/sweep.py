@@ -95,15 +95,6 @@ def _label(value: Any) -> Any:
     return json.dumps(value, default=str, ensure_ascii=False) if isinstance(value, list | dict) else value
 
 
-def run_variants(scenario: str | Path, variants: Sequence[Sequence[str]], *, policy: int = 0) -> list[dict[str, Any]]:
-    """The metrics of variants of one scenario, each given by its overrides, run as one call under policy number `policy` of each.
-
-    As in `sweep`, all must share shapes. Errors call a variant by its number.
-    """
-    compiled, cases = _compile_all(scenario, variants, policy)
-    return _run_all(compiled, cases, [f"number {i}" for i in range(len(compiled))])
-
-
 def _compile_all(scenario: str | Path, variants: Sequence[Sequence[str]], policy: int) -> tuple[list[Compiled], list[Case]]:
     compiled, cases = [], []
     for overrides in variants:
@@ -132,7 +123,7 @@ def _run_all(compiled: list[Compiled], cases: list[Case], names: list[str]) -> l
 def run_each(scenario: str | Path, runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Iterator[dict[str, int | float | None]]:
     """The metrics of variants of one scenario, each given by its policy and its values (dotted path -> value), one after another.
 
-    Beside those of `run_variants`, `batch_mean`: requests in the batch of an engine, a mean over engines and over the time that counts.
+    Beside those of `sweep`, `batch_mean`: requests in the batch of an engine, a mean over engines and over the time that counts.
     Compiled shapes are handed on, so put the heaviest first; on a CPU this costs less than one call of many lanes, in which every lane
     waits for the slowest. Variants may differ in more than those of one call may; what differs in shape is compiled for itself.
     """

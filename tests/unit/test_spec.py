@@ -63,7 +63,8 @@ def test_the_study_as_published(name: str) -> None:
     assert len({site.region for site in s.sites}) == 4 and all(site.gpus_per_node == 8 for site in s.sites)
     if name == "study-mixtral-site-pue":
         assert [site.pue for site in s.sites] == [site.pue for site in load_scenario("study-llama-site-pue")[0].sites]
-    assert (s.dispatch.window_s, s.dispatch.window_max_requests, s.provisioner.poll_s, s.horizon_s) == (0.1, 300, 1.0, 200.0)
+    assert (s.dispatch.window_s, s.dispatch.window_max_requests, s.provisioner.poll_s) == (0.1, 300, 1.0)
+    assert (s.warmup_s, s.horizon_s) == (15.0, 200.0)
     assert (s.engine.gpu_memory_gib, s.coefficients.setup.gpu) == (40.0, "A100")
     assert (s.dispatch.ledger, s.dispatch.peers, s.dispatch.forwarding, s.dispatch.headroom) == ("in-flight", "unknown", "window", "whole")
     pue = {site.pue for site in s.sites}
