@@ -1,5 +1,6 @@
 """The command line. Wrong input is one sentence on stderr and exit code 2, never a traceback."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -98,21 +99,34 @@ def sweep(
 
 @app.command()
 def behaviour(
-    out: Annotated[Path, typer.Option(help="Folder for behaviour.md, behaviour.csv and behaviour.png.")],
+    out: Annotated[Path, typer.Option(help="Folder for behaviour.md, its tables and its figure; a begun one is gone on with.")],
     models: Annotated[list[str] | None, typer.Option("--model", help="Llama-3.1-8B, Qwen2.5-7B or Mixtral-8x7B; default: all.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=10, help="How many seeds, from 0 on.")] = 3,
-    horizon_s: Annotated[float, typer.Option("--horizon", min=1.0, max=86400.0, help="Seconds of arrivals in each run.")] = 30.0,
+    seeds: Annotated[int, typer.Option(min=1, max=10, help="How many seeds, from 0 on.")] = 5,
+    horizon_s: Annotated[float, typer.Option("--horizon", min=1.0, max=86400.0, help="Seconds of arrivals in each run.")] = 200.0,
+    jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Processes; default: one a core.")] = None,
 ) -> None:
-    """Measure all policies at the study's loads and what they are sensitive to: tables with intervals, directions that hold, a figure."""
-    from jaxserve.analysis.behaviour_report import write
-    from jaxserve.behaviour import MODELS, behave
+    """Measure all policies at the study's loads, what they are sensitive to and how the text can be read, beside what was published."""
     from jaxserve.outputs import check_free
+    from jaxserve.studies.behaviour import behave
+    from jaxserve.studies.measure import begun
+    from jaxserve.studies.setups import MODELS
 
-    check_free(out, folder=True)
-    chosen = models or list(MODELS)
-    command = " ".join(["jaxserve behaviour", *(f"--model {name}" for name in models or []), f"--seeds {seeds} --horizon {horizon_s:g}"])
-    for runs, verdicts in behave(chosen, range(seeds), horizon_s, lambda text: print(text, file=sys.stderr)):
-        write(runs, verdicts, out, command, horizon_s)
+    if not begun(out):
+        check_free(out, folder=True)
+    options = [*(f"--model {name}" for name in models or []), f"--seeds {seeds} --horizon {horizon_s:g}"]
+    try:
+        behave(
+            models or list(MODELS),
+            range(seeds),
+            horizon_s,
+            out=out,
+            jobs=jobs or os.cpu_count() or 1,
+            command=" ".join(["jaxserve behaviour", *options]),
+            progress=lambda text: print(text, file=sys.stderr),
+        )
+    except KeyboardInterrupt:
+        print("jaxserve: interrupted; what is measured so far is kept, the same command goes on with it", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
     print(f"Behaviour: {out}")
 
 

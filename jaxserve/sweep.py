@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,15 +95,6 @@ def _label(value: Any) -> Any:
     return json.dumps(value, default=str, ensure_ascii=False) if isinstance(value, list | dict) else value
 
 
-def run_variants(scenario: str | Path, variants: Sequence[Sequence[str]], *, policy: int = 0) -> list[dict[str, Any]]:
-    """The metrics of variants of one scenario, each given by its overrides, run as one call under policy number `policy` of each.
-
-    As in `sweep`, all must share shapes. Errors call a variant by its number.
-    """
-    compiled, cases = _compile_all(scenario, variants, policy)
-    return _run_all(compiled, cases, [f"number {i}" for i in range(len(compiled))])
-
-
 def _compile_all(scenario: str | Path, variants: Sequence[Sequence[str]], policy: int) -> tuple[list[Compiled], list[Case]]:
     compiled, cases = [], []
     for overrides in variants:
@@ -126,11 +117,36 @@ def _run_all(compiled: list[Compiled], cases: list[Case], names: list[str]) -> l
             what = ", ".join(key for key, value in _shape(c, case).items() if value != shape[key])
             raise InputError(f"sweep: the variant {name} differs from the first in {what}; only variants of one shape run as one call")
     step_windows = int(np.gcd.reduce([c.step_windows(case.policy.observes) for c, case in zip(compiled, cases, strict=True)]))
-    sizes = _common([c.sizes(step_windows) for c in compiled], first.fleet.n_engines)
+    return _simulate(compiled, cases, _common([c.sizes(step_windows) for c in compiled], first.fleet.n_engines))[0]
+
+
+def run_each(scenario: str | Path, runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Iterator[dict[str, int | float | None]]:
+    """The metrics of variants of one scenario, each given by its policy and its values (dotted path -> value), one after another.
+
+    Beside those of `sweep`, `batch_mean`: requests in the batch of an engine, a mean over engines and over the time that counts.
+    Compiled shapes are handed on, so put the heaviest first; on a CPU this costs less than one call of many lanes, in which every lane
+    waits for the slowest. Variants may differ in more than those of one call may; what differs in shape is compiled for itself.
+    """
+    shapes: dict[int, Sizes] = {}
+    for policy, values in runs:
+        loaded, base = load_scenario(scenario, values=values)
+        compiled = compile_scenario(loaded, base)
+        case = build_case(compiled, resolve_policies([dict(policy)])[0])
+        step_windows = compiled.step_windows(case.policy.observes)
+        sizes = compiled.sizes(step_windows)
+        if before := shapes.get(step_windows):
+            sizes = replace(_common([before, sizes], compiled.fleet.n_engines), steps=before.steps)
+        (found,), shapes[step_windows] = _simulate([compiled], [case], sizes)
+        yield found
+
+
+def _simulate(compiled: list[Compiled], cases: list[Case], sizes: Sizes) -> tuple[list[dict[str, Any]], Sizes]:
+    """The metrics of each case, and the sizes that sufficed."""
+    first = compiled[0]
     window_s = first.scenario.dispatch.window_s
-    warmup_steps, horizon_steps = first.warmup_windows // step_windows, first.horizon_windows // step_windows
+    warmup_steps, horizon_steps = (windows // sizes.step_windows for windows in (first.warmup_windows, first.horizon_windows))
     simulation = Simulation(cases, window_s=window_s, horizon_steps=horizon_steps, sizes=sizes, warmup_steps=warmup_steps)
-    ledgers, rows = [EnergyLedger(c, step_windows) for c in compiled], [RequestRows(c) for c in compiled]
+    ledgers, rows = [EnergyLedger(c, sizes.step_windows) for c in compiled], [RequestRows(c) for c in compiled]
     frames: list[list[pd.DataFrame]] = [[] for _ in compiled]
     while not simulation.done:
         for i, advance in enumerate(simulation.advance()):
@@ -142,8 +158,20 @@ def _run_all(compiled: list[Compiled], cases: list[Case], names: list[str]) -> l
         engines = engine_frame(c, simulation.engine_s(i))
         lowest, dealt = simulation.fallbacks(i)
         found = metrics(c, pieces, ledgers[i].frame(), engines, ledgers[i].drain_j)
-        summaries.append(found | {"fallback_lowest_carbon": lowest, "fallback_round_robin": dealt})
-    return summaries
+        told = {"fallback_lowest_carbon": lowest, "fallback_round_robin": dealt, "batch_mean": _batch_mean(c, pieces)}
+        summaries.append(found | told)
+    return summaries, simulation.sizes
+
+
+def _batch_mean(compiled: Compiled, pieces: Iterable[pd.DataFrame]) -> float:
+    """Requests between admission and last token, a mean over engines and over the time that counts."""
+    s = compiled.scenario
+    busy_s = 0.0
+    for piece in pieces:
+        finish_s, admit_s = (piece[name].to_numpy(dtype=np.float64) for name in ("finish_s", "admit_s"))
+        inside = np.minimum(finish_s, s.horizon_s) - np.maximum(admit_s, s.counted_from_s)
+        busy_s += float(np.nansum(np.maximum(inside, 0.0)))  # a rejected request was in no batch
+    return busy_s / (compiled.fleet.n_engines * (s.horizon_s - s.counted_from_s))
 
 
 def _shape(c: Compiled, case: Case) -> dict[str, Any]:

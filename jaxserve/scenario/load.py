@@ -1,8 +1,6 @@
 """Reading a scenario: TOML, dotted overrides, and errors that say which field of which file."""
 
-import copy
-import json
-import tomllib
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,9 @@ from pydantic import ValidationError
 
 from jaxserve.errors import InputError, explain
 from jaxserve.perf.coefficients import Coefficients, load_coefficients
+from jaxserve.scenario.overrides import merge, parse_override, set_path
 from jaxserve.scenario.spec import Scenario
 from jaxserve.tomlfile import parse_toml, read_toml
-
-DEEPEST_PATH = 20
-"""Parts of a dotted path: no field lies deeper."""
 
 
 def shipped_scenarios() -> list[str]:
@@ -25,22 +21,43 @@ def shipped_scenarios() -> list[str]:
     return sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
 
 
-def load_scenario(name_or_path: str | Path, overrides: list[str] | None = None) -> tuple[Scenario, Path]:
-    """Read a shipped scenario by name or one of your own by path, apply `a.b=c` overrides, and inline the coefficients.
+def load_scenario(
+    name_or_path: str | Path, overrides: Sequence[str] | None = None, values: Mapping[str, Any] | None = None
+) -> tuple[Scenario, Path]:
+    """Read a shipped scenario by name or one of your own by path, change it, and inline the coefficients.
 
+    It is changed by `overrides`, `a.b=c` each, then by `values`, dotted path -> value. A file may build on another: `base` names a
+    shipped scenario or a file beside it, over which the file's own fields are laid (`jaxserve.scenario.overrides.merge`).
     Returns the scenario and the folder that its relative paths start from. Raises `InputError` naming file and field path.
     """
     name = str(name_or_path)
+    base_dir = Path.cwd() if name in shipped_scenarios() else Path(name).resolve().parent
+    table = scenario_table(name)
+    for override in overrides or []:
+        set_path(table, *parse_override(override), f"--set {override}")
+    for path, value in (values or {}).items():
+        set_path(table, path, value, path)
+    return parse_scenario(table, name, base_dir), base_dir
+
+
+def scenario_table(name: str, above: Sequence[str] = ()) -> dict[str, Any]:
+    """The table of a scenario as written, with what it builds on, unchecked; `above` are the files that build on it."""
     shipped = shipped_scenarios()
     if name in shipped:
         table = parse_toml((resources.files("jaxserve.scenario") / "data" / f"{name}.toml").read_text(encoding="utf-8"), name)
-        base = Path.cwd()
     else:
         table = read_toml(Path(name), "scenario", f"shipped scenarios are {', '.join(shipped)}")
-        base = Path(name).resolve().parent
-    for override in overrides or []:
-        _override(table, override)
-    return parse_scenario(table, name, base), base
+    below = table.pop("base", None)
+    if below is None:
+        return table
+    if not isinstance(below, str) or not below:
+        raise InputError(f"{name}: base: must be the name of a shipped scenario or the path of a file, in quotes")
+    below = below if below in shipped else str(Path(name).parent / below)
+    if below in (*above, name):
+        raise InputError(f"{name}: base: {below} builds on this file; a scenario cannot be its own base")
+    whole = scenario_table(below, [*above, name])
+    merge(whole, table, name)
+    return whole
 
 
 def parse_scenario(table: dict[str, Any], where: str, base_dir: Path) -> Scenario:
@@ -59,37 +76,3 @@ def parse_scenario(table: dict[str, Any], where: str, base_dir: Path) -> Scenari
 def to_toml(scenario: Scenario) -> str:
     """The scenario with every default filled in and every coefficient inlined, as TOML that `load_scenario` reads back."""
     return tomli_w.dumps(scenario.model_dump(mode="python", exclude_none=True))
-
-
-def _override(table: dict[str, Any], override: str) -> None:
-    """Set one dotted path: `engine.max_num_seqs=64`, `sites.0.pue=1.3`, `sites.*.pue=1.2` for every entry of a list."""
-    path, equals, text = override.partition("=")
-    keys = [key.strip() for key in path.split(".")]
-    if not equals or not all(keys) or len(keys) > DEEPEST_PATH:
-        raise InputError(f"--set {override}: write a.b=value")
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        parsed = {}
-    # A bare word is text, and so is what would smuggle in more than one value.
-    _set(table, keys, parsed["value"] if set(parsed) == {"value"} else text.strip(), override)
-
-
-def _set(node: Any, keys: list[str], value: Any, override: str) -> None:
-    key, rest = keys[0], keys[1:]
-    if isinstance(node, list):
-        if key != "*" and not (key.isdecimal() and len(key) < 10 and int(key) < len(node)):
-            numbers = f"a number from 0 to {len(node) - 1}, or * for every entry" if node else "a number, but the list is empty"
-            raise InputError(f"--set {override}: {key!r} must be {numbers}")
-        for i in range(len(node)) if key == "*" else [int(key)]:
-            if rest:
-                _set(node[i], rest, value, override)
-            else:
-                node[i] = copy.deepcopy(value)
-    elif isinstance(node, dict):
-        if rest:
-            _set(node.setdefault(key, {}), rest, value, override)
-        else:
-            node[key] = copy.deepcopy(value)  # entries of a list that are set by * must stay apart
-    else:
-        raise InputError(f"--set {override}: {json.dumps(node, default=str)} has no field {key!r}")

@@ -242,7 +242,7 @@ OVERRIDES: dict[str, tuple[str, tuple[str, ...]]] = {
     "into a number": ("seed.deeper=3", ("--set seed.deeper=3: 1 has no field 'deeper'",)),
     "into a name": ("engine.coefficients.power.host_w=3", ("has no field 'power'",)),
     "into a date": ("start_time.year=3", ("has no field 'year'",)),
-    "into a list by name": ("sites.clean.pue=1.5", ("'clean' must be a number from 0 to 1, or * for every entry",)),
+    "into a list by name": ("sites.claen.pue=1.5", ("'claen' must be a number from 0 to 1, the name of an entry, or * for every entry",)),
     "beyond a list": ("sites.2.pue=1.5", ("'2' must be a number from 0 to 1",)),
     "beyond any list": (f"sites.{'9' * 5000}.pue=1", ("must be a number from 0 to 1",)),
     "thousands separator": ("horizon_s=1,000", ("horizon_s: must be a number (got '1,000')",)),

@@ -4,12 +4,10 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import jaxserve
 from jaxserve.analysis.validation_energy import energy_errors
-from jaxserve.behaviour import Model, behave
 from jaxserve.errors import InputError
 from jaxserve.perf.request_log import parse_log, parse_where
 from tests.cli.helpers import Refuse, call, refused, write_scenario
@@ -104,22 +102,6 @@ def test_a_label_that_is_a_file_of_the_run_folder(tmp_path: Path, refuse: Refuse
 def test_a_column_selected_twice() -> None:
     with pytest.raises(InputError, match="--where names gpu twice"):
         parse_where(["gpu=A", "tp=1", "gpu=B"])
-
-
-def test_a_model_named_twice_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its seeds would count twice, and its intervals be too narrow."""
-    measured: list[str] = []
-
-    def measure(scenario: str, *_: object) -> pd.DataFrame:
-        measured.append(scenario)
-        return pd.DataFrame({"policy": ["round_robin"], "setting": ["2 req/s"]})
-
-    monkeypatch.setattr("jaxserve.behaviour.measure", measure)
-    monkeypatch.setattr("jaxserve.behaviour.judge", lambda *_: {})
-    monkeypatch.setattr("jaxserve.behaviour.saturation_req_per_s", lambda *_: 4.0)
-    monkeypatch.setattr("jaxserve.behaviour.MODELS", {"M": Model("study-llama", (1.0, 2.0, 3.0))})
-    found = list(behave(["M", "M"], [0], 1.0, lambda _: None))
-    assert len(found) == 1 and len(measured) == 4  # by load, and three shapes of settings
 
 
 def test_the_summary_keeps_all_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from jaxserve.solvers.device import DeviceSolver
 from jaxserve.solvers.problem import GAP, OPTIMAL
 from tests.solvers.recorded import Recorder, record, stacked
 
-SMALL = ("sites.*.nodes=1", "horizon_s=2.0")  # a quarter of the fleet
+SMALL = ("sites.*.nodes=1", "horizon_s=2.0", "warmup_s=0.0")  # a quarter of the fleet
 LOADS = {"study-llama": (300.0, 600.0, 1000.0), "study-qwen": (600.0, 1000.0), "study-mixtral": (150.0, 300.0, 500.0)}
 CI = [("study-llama", 1000.0), ("study-qwen", 600.0), ("study-mixtral", 300.0)]  # the small form
 EVERY = [pytest.param(s, 4 * rate, marks=pytest.mark.benchmark) for s, rates in LOADS.items() for rate in rates]
@@ -45,6 +45,6 @@ def test_three_back_ends_agree(scenario: str, rate: float, kind: str, exact: flo
 @pytest.mark.parametrize(("kind", "exact"), [("ilp", 1e-6), ("facility_milp", GAP)])
 def test_three_back_ends_agree_at_length(scenario: str, rate: float, kind: str, exact: float):
     """The full form, on the whole fleet: over 2,000 windows of each kind."""
-    recorder = record(scenario, kind, "horizon_s=8.0", f"workload.rate_req_per_s={rate}")
+    recorder = record(scenario, kind, "horizon_s=8.0", "warmup_s=0.0", f"workload.rate_req_per_s={rate}")
     assert len(recorder.problems) >= 300
     agree(recorder, exact, 40)

@@ -31,17 +31,46 @@ def test_shipped_scenarios_are_whole(name: str) -> None:
     assert resolve_policies(loaded.policies)
 
 
-def test_the_shipped_scenarios_and_coefficients_of_the_issue() -> None:
-    assert set(shipped_scenarios()) == {"study-llama", "study-qwen", "study-mixtral", "two-region", "validation-node"}
+STUDY = {
+    # name: (DCs, schedulers, engines, rate req/s, TTFT s, TPOT s, batch capacity, engine limit): arXiv 2610.14571, Table II
+    "study-llama": (16, 4, 512, 2400.0, 3.0, 0.1, 40, 256),
+    "study-qwen": (16, 4, 512, 2400.0, 3.0, 0.1, 40, 256),
+    "study-mixtral": (16, 4, 128, 1200.0, 3.0, 0.2, 400, 400),
+    "study-llama-tp2": (16, 4, 256, 4000.0, 3.0, 0.1, 80, 256),
+    "study-llama-8-schedulers": (16, 8, 512, 4000.0, 3.0, 0.1, 40, 256),
+    "study-llama-8-dcs": (8, 4, 512, 4000.0, 3.0, 0.1, 40, 256),
+    "study-llama-site-pue": (16, 4, 512, 4000.0, 3.0, 0.1, 40, 256),
+    "study-mixtral-site-pue": (16, 4, 128, 2000.0, 3.0, 0.2, 400, 400),
+    "study-mixtral-long": (16, 4, 128, 50.0, 4.5, 0.2, 16, 400),
+    "study-mixtral-mixed": (16, 4, 128, 200.0, 4.5, 0.2, 24, 400),
+}
+
+
+def test_shipped_scenarios_and_coefficients() -> None:
+    assert set(shipped_scenarios()) == {*STUDY, "two-region", "validation-node"}
     assert {"llama-3.1-8b_tp1_a100", "qwen2.5-7b_tp1_a100", "mixtral-8x7b_tp4_a100"} <= set(shipped_names())
     for name in shipped_names():
         assert load_coefficients(name).source, "each says where its numbers come from"
-    for model, capacity in (("llama", 40), ("qwen", 40), ("mixtral", 400)):
-        study, _ = load_scenario(f"study-{model}")
-        # Batch capacity is a parameter of the schedulers and one of the engine, with one default.
-        assert (study.dispatch.batch_capacity, study.engine.max_num_seqs) == (capacity, capacity)
-        assert len(study.sites) == 16 and len({site.region for site in study.sites}) == 4
-        assert all((site.nodes, site.gpus_per_node) == (4, 8) for site in study.sites)
+
+
+@pytest.mark.parametrize("name", STUDY)
+def test_the_study_as_published(name: str) -> None:
+    s, _ = load_scenario(name)
+    engines = sum(site.nodes * site.gpus_per_node for site in s.sites) // s.coefficients.setup.tp
+    assert isinstance(s.workload, PoissonWorkload)
+    published = (s.slo.ttft_s, s.slo.tpot_s, s.dispatch.batch_capacity, s.engine.max_num_seqs)
+    assert (len(s.sites), len(s.schedulers), engines, s.workload.rate_req_per_s, *published) == STUDY[name]
+    assert len({site.region for site in s.sites}) == 4 and all(site.gpus_per_node == 8 for site in s.sites)
+    if name == "study-mixtral-site-pue":
+        assert [site.pue for site in s.sites] == [site.pue for site in load_scenario("study-llama-site-pue")[0].sites]
+    assert (s.dispatch.window_s, s.dispatch.window_max_requests, s.provisioner.poll_s) == (0.1, 300, 1.0)
+    assert (s.warmup_s, s.horizon_s) == (15.0, 200.0)
+    assert (s.engine.gpu_memory_gib, s.coefficients.setup.gpu) == (40.0, "A100")
+    assert (s.dispatch.ledger, s.dispatch.peers, s.dispatch.forwarding, s.dispatch.headroom) == ("in-flight", "unknown", "window", "whole")
+    pue = {site.pue for site in s.sites}
+    assert (min(pue), max(pue)) == (1.08, 1.32) if name.endswith("site-pue") else pue == {1.1}
+    rtts = [ms for row in s.network.rtt_ms.values() for ms in row.values()]
+    assert len(rtts) == 6 and min(rtts) > 80 and max(rtts) < 280
 
 
 def test_defaults() -> None:
@@ -70,6 +99,56 @@ def test_whole_numbers_of_windows_bear_decimal_fractions() -> None:
     assert [s.windows(x) for x in (s.horizon_s, s.ledger_s, s.provisioner.poll_s)] == [7, 3, 6]
     with pytest.raises(InputError, match=r"^small: ledger_s: 0.3001 s is not a whole number of windows"):
         scenario({"ledger_s": 0.3001})
+
+
+# --- A file that builds on another
+
+
+def built_on(tmp_path: Path, text: str) -> Scenario:
+    """The scenario of a file with `text`, beside the small one as `small.toml`."""
+    write_scenario(tmp_path).rename(tmp_path / "small.toml")
+    (tmp_path / "own.toml").write_text(text)
+    return load_scenario(tmp_path / "own.toml")[0]
+
+
+def test_a_file_builds_on_another(tmp_path: Path) -> None:
+    text = """
+    base = "small.toml"
+    name = "own"
+    slo.ttft_s = 2.5
+    workload = { kind = "trace", path = "t.csv" }
+    policies = [{ kind = "least_loaded" }]
+    schedulers.one.weight = 3.0
+    [sites]
+    "*".nodes = 3
+    dirty.pue = 1.4
+    0.zone = "SE"
+    """
+    own, small = built_on(tmp_path, text), scenario()
+    assert (own.name, own.slo.ttft_s, own.slo.tpot_s) == ("own", 2.5, small.slo.tpot_s)
+    assert isinstance(own.workload, TraceWorkload), "of another kind: nothing of the base's remains"
+    assert own.policies == [{"kind": "least_loaded"}]
+    assert [s.weight for s in own.schedulers] == [3.0, 1.0]
+    assert [(s.nodes, s.pue, s.zone) for s in own.sites] == [(3, 1.1, "SE"), (3, 1.4, "PL")]
+    assert own.engine == small.engine and own.grid == small.grid
+    (tmp_path / "whole.toml").write_text(to_toml(own))
+    assert load_scenario(tmp_path / "whole.toml")[0] == own, "what is written is whole: it needs no base"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('base = "none.toml"', "none.toml: there is no such scenario file; shipped scenarios are study-"),
+        ("base = 3", "own.toml: base: must be the name of a shipped scenario"),
+        ('base = "own.toml"', "own.toml: base: .*own.toml builds on this file"),
+        ('base = "small.toml"\n[sites]\nclaen.pue = 1.2', "own.toml: sites: 'claen' must be a number from 0 to 1, the name of an entry"),
+        ('base = "small.toml"\n[slo]\nttft = 1.2', "own.toml: slo.ttft: there is no such field; did you mean ttft_s"),
+        ('base = "small.toml"\n[slo]\nttft_s = -1.0', "own.toml: slo.ttft_s: must be above 0"),
+    ],
+)
+def test_what_is_wrong_with_such_a_file_is_told(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        built_on(tmp_path, text)
 
 
 # --- Overrides

@@ -1,0 +1,1 @@
+"""The published study measured with this simulator, beside what was published."""

@@ -1,0 +1,33 @@
+"""Work spread over processes, a core each."""
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import TypeVar
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def spread(work: Callable[[A], B], tasks: Sequence[A], jobs: int) -> Iterator[tuple[A, B]]:
+    """Each task with its result, as they come, from `jobs` processes (one: this one); what is not done when the caller stops is dropped."""
+    if jobs == 1 or len(tasks) < 2:
+        yield from ((task, work(task)) for task in tasks)
+        return
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(min(jobs, len(tasks)), multiprocessing.get_context("spawn"), initializer=_leave_interrupts_to_parent)
+    try:
+        futures = {pool.submit(work, task): task for task in tasks}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        raise
+    pool.shutdown()
+
+
+def _leave_interrupts_to_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
