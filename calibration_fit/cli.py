@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from calibration_fit.benchmark_json import from_results, read_results, static_batches
 from calibration_fit.forms import PREFILL_TIME
 from calibration_fit.holdout import grouped_mape
 from calibration_fit.joint import only_static_batches
@@ -18,7 +19,6 @@ from calibration_fit.output import TABLES, Borrowed, check_out, coefficients_tab
 from calibration_fit.pipeline import fit_setups
 from calibration_fit.report import write_report
 from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES
-from calibration_fit.vllm_json import read_vllm
 from jaxserve.errors import InputError, explain
 from jaxserve.perf.coefficients import Coefficients, load_coefficients, shipped_names
 from jaxserve.perf.power import PrefillEnergy
@@ -33,7 +33,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def calibrate(
-    measurements: Annotated[list[Path], typer.Argument(help="CSV tables, of our columns or as published, or JSON of vLLM's benchmarks.")],
+    measurements: Annotated[
+        list[Path], typer.Argument(help="CSV tables, of our columns or as published, or JSON of benchmarks of vLLM or SGLang.")
+    ],
     out: Annotated[Path, typer.Option(help="Coefficients file to write.")],
     report: Annotated[Path | None, typer.Option(help="Folder for the report (Markdown and figures).")] = None,
     model: Annotated[str | None, typer.Option(help="Keep rows of this model (or name it, if the tables do not).")] = None,
@@ -45,9 +47,11 @@ def calibrate(
     samples: Annotated[int, typer.Option(help="Bootstrap resamples.", min=20)] = BOOTSTRAP_SAMPLES,
     idle_w: Annotated[float | None, typer.Option(help="Idle power of one GPU, W.")] = None,
     host_w: Annotated[float | None, typer.Option(help="Power of the host, W.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Batch size of vLLM's benchmark_latency JSON, which does not hold it.")] = None,
-    isl: Annotated[int | None, typer.Option(help="Its prompt length, or that of a published table without one.", min=1)] = None,
-    osl: Annotated[int | None, typer.Option(help="Its output length.")] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Batch size of JSON of vLLM's bench latency, which does not hold it; once, or once a result.")
+    ] = None,
+    isl: Annotated[list[int] | None, typer.Option(help="Its prompt length, or that of a published table without one.", min=1)] = None,
+    osl: Annotated[list[int] | None, typer.Option(help="Its output length.")] = None,
 ) -> None:
     """Fit step-time and energy coefficients to measurements of one model on one kind of GPU."""
     try:
@@ -56,7 +60,7 @@ def calibrate(
         check_out(out, report)
         chosen = {"model": model, "tp": None if tp is None else str(tp), "gpu": gpu}
         chosen = {k: v for k, v in chosen.items() if v is not None}
-        data, left_out = _read(measurements, chosen, parse_where(where or []), (batch, isl, osl))
+        data, left_out = _read(measurements, chosen, parse_where(where or []), {"batch": batch or [], "isl": isl or [], "osl": osl or []})
         setup = one_setup(data)
         known = _base(base)
         prefill: dict[str, Any] = {}
@@ -82,21 +86,32 @@ def calibrate(
         print(f"{name} ({t.result.form.name}): {len(t.result.rows)} rows, MAPE in sample {t.result.mape:.2f} %{held}")
         for sentence in (*t.identifiability.sentences, *(f"warning: {w}" for w in t.warnings)):
             print(f"  {sentence}")
+    for note in dict.fromkeys(m.source.note for m in data if m.source.note):
+        print(f"{', '.join(dict.fromkeys(m.source.path for m in data if m.source.note == note))}: {note}")
+    for source in table["source"]:
+        if source["table"] not in fit.tables:
+            print(f"{source['table']}: not measured here, {source['text']}")
     print(f"wrote {out}" + (f" and {page}" if page else ""))
 
 
 def _read(
-    paths: list[Path], chosen: dict[str, str], where: dict[str, str], latency: tuple[int | None, ...]
+    paths: list[Path], chosen: dict[str, str], where: dict[str, str], static: dict[str, list[int]]
 ) -> tuple[list[Measurements], list[str]]:
     """All measurements of all files, and what was left out of them in words; the chosen setup selects rows where a table holds the column
-    and fills it in where not."""
+    and fills it in where not; `static` holds the options batch, isl and osl."""
     found: list[Measurements] = []
     left_out = []
+    benchmarks = {path: results for path in paths if (results := read_results(path, where))}
+    latency = static_batches(sum(result.is_latency for path in paths for result in benchmarks.get(path, [])), static)
     for path in paths:
-        if path.suffix == ".json":
-            found += read_vllm(path, chosen, *latency)
+        if path in benchmarks:
+            found += from_results(path, benchmarks[path], chosen, latency)
+            if any("ttfts" in result.values for result in benchmarks[path]):
+                left_out.append(f"{path}: times to first token are not used here: python -m calibration_fit.request_log fits to them too")
             continue
-        for m in read_measurements(path, where=where, setup=chosen, isl=latency[1]):
+        if len(static["isl"]) > 1:
+            raise InputError(f"{path}: --isl is given {len(static['isl'])} times, but this table has one prompt length.")
+        for m in read_measurements(path, where=where, setup=chosen, isl=next(iter(static["isl"]), None)):
             fits = in_memory(m)
             if not fits.all():
                 left_out.append(f"{path}: rows {', '.join(map(str, m.row[~fits]))}: their cache does not fit beside the weights, left out")

@@ -18,6 +18,7 @@ from calibration_fit.hardware import fits_beside_weights
 from calibration_fit.layouts import find_layout, read_as, translated
 from calibration_fit.plausible import check_plausible
 from jaxserve.errors import InputError
+from jaxserve.perf.request_log import MISSING
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,10 @@ def from_table(
     where: Mapping[str, str] | None = None,
     setup: Mapping[str, str] | None = None,
     isl: float | None = None,
+    row: np.ndarray | None = None,
 ) -> list[Measurements]:
-    """`read_measurements` for a table already in memory; row numbers count the header as row 1, as in a spreadsheet."""
+    """`read_measurements` for a table already in memory; `row` [R] are its rows' numbers in the file, by default with the header as row 1,
+    as in a spreadsheet."""
     name = source.path
     text: Any = table.astype(object).where(table.notna(), "").astype(str)
     table = text.rename(columns=lambda c: str(c).strip())
@@ -129,7 +132,7 @@ def from_table(
     if unknown:
         hint = _unit_hint(unknown[0])
         raise InputError(f"{name}: row 1: unknown column {unknown[0]!r}{hint}; known columns are {', '.join(sorted(known))}.")
-    row = np.arange(len(table)) + 2
+    row = np.arange(len(table)) + 2 if row is None else row
     for column, value in (where or {}).items():
         if column not in table.columns:
             raise InputError(f"{name}: row 1: rows cannot be selected by {column!r}: there is no such column.")
@@ -238,7 +241,7 @@ def _numbers(part: Any, column: str, name: str, row: np.ndarray) -> np.ndarray:
     spec = COLUMNS[column]
     values = np.array(pd.to_numeric(part[column], errors="coerce"), dtype=float)
     optional = column in ("energy_j", "avg_power_w_per_gpu")
-    given = (part[column] != "").to_numpy()
+    given = ~part[column].str.strip().str.lower().isin(MISSING).to_numpy()
     bad = ~np.isfinite(values) & (given if optional else True)
     if spec.low is not None and spec.high is not None:
         bad |= (values <= spec.low) | (values >= spec.high)

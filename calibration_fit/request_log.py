@@ -23,7 +23,7 @@ from calibration_fit.report import write_report
 from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES
 from jaxserve.errors import InputError
 from jaxserve.perf.coefficients import Coefficients, load_coefficients
-from jaxserve.perf.request_log import parse_log, parse_where
+from jaxserve.perf.request_log import parse_where, read_request_log
 
 
 def coefficients_of(found: LogFit, energy: Coefficients, energy_name: str, note: str = "") -> dict[str, Any]:
@@ -41,7 +41,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    log: Annotated[Path, typer.Argument(help="CSV log, a row a request; columns as for `jaxserve validate`.")],
+    log: Annotated[Path, typer.Argument(help="CSV log, a row a request, or benchmark JSON with details; as for `jaxserve validate`.")],
     setup: Annotated[str, typer.Option(help="MODEL,TP,GPU: what the log was measured on.")],
     out: Annotated[Path, typer.Option(help="Coefficients file to write.")],
     energy_from: Annotated[str, typer.Option(help="Coefficients (shipped name or file) to take the energy tables from.")],
@@ -52,6 +52,7 @@ def main(
     ] = 1.0,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Token budget of a prefill step.")] = TOKEN_BUDGET,
     ttft_from: Annotated[str, typer.Option(help="What the log's TTFT counts from: arrival, queued or admitted.")] = "arrival",
+    invalid_rows: Annotated[str, typer.Option(help="What becomes of rows with fewer than one token: error or drop.")] = "error",
     samples: Annotated[int, typer.Option(help="Bootstrap resamples.", min=20)] = BOOTSTRAP_SAMPLES,
 ) -> None:
     """Fit prefill and decode step times to a server's request log."""
@@ -62,10 +63,10 @@ def main(
         named, content = _setup(setup), _read(log)
         source = Source(str(log), hashlib.sha256(content).hexdigest())
         try:
-            lines = content.decode("utf-8-sig").splitlines()
+            text = content.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise InputError(f"{log}: is not UTF-8 text; save it as UTF-8") from None
-        read = parse_log(lines, str(log), parse_where(where or []), ttft_from)
+        read = read_request_log(text, str(log), parse_where(where or []), ttft_from, invalid_rows)
         energy = load_coefficients(energy_from)
         counted = np.arange(len(read)) < round(share * len(read))
         found = fit_log(read, named, source, fit=counted, budget=max_num_batched_tokens, samples=samples)
@@ -76,6 +77,8 @@ def main(
     except InputError as error:
         print(f"calibration_fit.request_log: {' '.join(str(error).split())}", file=sys.stderr)
         raise typer.Exit(2) from None
+    for note in read.notes:
+        print(f"warning: {note}")
     for row in table["source"][:2]:
         print(f"{row['table']}: {row['text']}")
         for sentence in (*table["fit"][row["table"]]["identifiability"], *table["fit"][row["table"]].get("warnings", ())):

@@ -161,7 +161,13 @@ def check(scenario: ScenarioArgument, overrides: SetOption = None) -> None:
 
 @app.command()
 def validate(
-    log: Annotated[Path, typer.Argument(help="CSV: arrival_s, isl, osl, ttft_s, tpot_s; perhaps queue_wait_s, engine, energy_j.")],
+    log: Annotated[
+        Path,
+        typer.Argument(
+            help="CSV: arrival_s, isl, osl, ttft_s, tpot_s; perhaps queue_wait_s, engine, energy_j. "
+            "Or JSON of vLLM's bench serve (--save-detailed) or SGLang's (--output-details)."
+        ),
+    ],
     coefficients: Annotated[str, typer.Option(help="A shipped set (see `jaxserve list`) or a coefficients file.")],
     where: Annotated[list[str] | None, typer.Option(metavar="COLUMN=VALUE", help="Keep rows of one setup; repeat at will.")] = None,
     engines: Annotated[int | None, typer.Option(help="Deal requests to N engines in turn; default: as logged, or one.")] = None,
@@ -170,6 +176,7 @@ def validate(
     kv_capacity_tokens: Annotated[int | None, typer.Option(help="KV cache; default: as the log shows, or never short.")] = None,
     batching: Annotated[str, typer.Option(help="prefill_first or study.")] = "prefill_first",
     ttft_from: Annotated[str, typer.Option(help="What the log's TTFT counts from: arrival, queued or admitted.")] = "arrival",
+    invalid_rows: Annotated[str, typer.Option(help="What becomes of rows with fewer than one token: error or drop.")] = "error",
     count_from: Annotated[float, typer.Option(metavar="S", help="Count only requests from S seconds after the first on.")] = 0.0,
     as_json: JsonOption = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the report, the figure and the requests.")] = None,
@@ -191,6 +198,7 @@ def validate(
         kv_capacity_tokens=kv_capacity_tokens,
         batching=batching,
         ttft_from=ttft_from,
+        invalid_rows=invalid_rows,
         where=where or [],
         count_from_s=count_from,
     )

@@ -21,7 +21,7 @@ from jaxserve.engine.model import Fleet, Sizes
 from jaxserve.engine.simulate import Simulation
 from jaxserve.errors import InputError
 from jaxserve.perf.coefficients import Coefficients, load_coefficients
-from jaxserve.perf.request_log import RequestLog, parse_log, parse_where
+from jaxserve.perf.request_log import RequestLog, parse_where, read_request_log
 from jaxserve.policies.simple import RoundRobin
 from jaxserve.scenario.compile import build_fleet, chunk_steps, round_up
 from jaxserve.scenario.load import parse_scenario
@@ -52,12 +52,12 @@ class Limits:
     origin: dict[str, str]
 
 
-def read_log(path: Path, where: Sequence[str] = (), ttft_from: str = "arrival") -> RequestLog:
+def read_log(path: Path, where: Sequence[str] = (), ttft_from: str = "arrival", invalid_rows: str = "error") -> RequestLog:
     """Read a log file; raises `InputError` naming file, row and column."""
     pairs = parse_where(where)
     with open_input(path) as stream:
         text = stream.read().decode("utf-8-sig")
-    return parse_log(text.splitlines(), str(path), pairs, ttft_from)
+    return read_request_log(text, str(path), pairs, ttft_from, invalid_rows)
 
 
 def validate(
@@ -70,13 +70,14 @@ def validate(
     kv_capacity_tokens: int | None = None,
     batching: str = "prefill_first",
     ttft_from: str = "arrival",
+    invalid_rows: str = "error",
     where: Sequence[str] = (),
     count_from_s: float = 0.0,
 ) -> Validation:
     """Replay a log and compare; only requests that arrive at or after `count_from_s` (seconds after the first) are counted."""
     if batching not in ("prefill_first", "study"):
         raise InputError(f"--batching {batching!r}: must be prefill_first or study")
-    read = log if isinstance(log, RequestLog) else read_log(Path(log), where, ttft_from)
+    read = log if isinstance(log, RequestLog) else read_log(Path(log), where, ttft_from, invalid_rows)
     loaded = coefficients if isinstance(coefficients, Coefficients) else load_coefficients(coefficients)
     given = {
         "engines": (engines, MOST_ENGINES),

@@ -120,7 +120,7 @@ def _notes(
     log: RequestLog, replay: Replay, coefficients: Coefficients, limits: Mapping[str, Any], counted: NDArray[np.bool_]
 ) -> tuple[str, ...]:
     """What a reader must know before believing the numbers."""
-    setup, notes = coefficients.setup, []
+    setup, notes = coefficients.setup, list(log.notes)
     for quantity, mine in (("gpu", setup.gpu), ("model", setup.model), ("tp", str(setup.tp))):
         logged = log.setup.get(quantity)
         what = {"gpu": "GPU", "model": "model", "tp": "tensor parallel size"}[quantity]
@@ -154,4 +154,5 @@ def _notes(
 
 
 def _plain(name: str) -> str:
-    return "".join(c for c in name.lower() if c.isalnum())
+    """Letters and digits of a name without its owner (meta-llama/...), which servers put before a model's."""
+    return "".join(c for c in name.rpartition("/")[2].lower() if c.isalnum())

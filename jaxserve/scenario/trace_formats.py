@@ -61,7 +61,8 @@ IN_SECONDS = ("chat_id", "turn")
 KNOWN = (
     "the formats known are Azure (TIMESTAMP,ContextTokens,GeneratedTokens), "
     "BurstGPT (Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type), "
-    "Mooncake JSON lines (keys timestamp, input_length, output_length) and "
+    "Mooncake JSON lines (keys timestamp, input_length, output_length), "
+    "benchmark results of vLLM and SGLang (JSON with their details) and "
     "generic (arrival_s, input_tokens or isl, output_tokens or osl), comma-separated"
 )
 
@@ -81,6 +82,7 @@ class RawTrace:
     origin_values: list[str] = field(default_factory=list)
     model: pd.Categorical | None = None  # [R], "" where a row does not say; None where no row does
     application: pd.Categorical | None = None  # likewise
+    notes: tuple[str, ...] = ()  # how the times came about, where the reader of the format knows better than their values tell
 
 
 def read_raw(path: Path, origin_column: str | None) -> RawTrace:

@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from jaxserve.errors import InputError
+from jaxserve.scenario.benchmark_trace import holds_benchmark, read_benchmark
 from jaxserve.scenario.rawfile import MAX_TOKENS
 from jaxserve.scenario.signals import ZONED, instant_of, stamp_text
 from jaxserve.scenario.trace_formats import EPOCH_S, TIME_UNITS, RawTrace, TimeUnit, read_raw
@@ -52,7 +53,7 @@ def read_trace(
     drops rows with fewer than one token (failed requests in real logs) and nothing else: text or NaN in a number column stays an error.
     `origins` maps values of `origin_column` to scheduler indices.
     """
-    raw = read_raw(path, origin_column)
+    raw = read_benchmark(path, origin_column, time_unit) if holds_benchmark(path) else read_raw(path, origin_column)
     form, rows_read = raw.format, len(raw.isl)
     for name, values in ((form.isl, raw.isl), (form.osl, raw.osl)):
         _check_whole(path, raw, name, values)
@@ -78,7 +79,7 @@ def read_trace(
         order = np.argsort(seconds, kind="stable")
         seconds, isl, osl = seconds[order], isl[order], osl[order]
         origin, model, application = at_rows(origin, order), at_rows(model, order), at_rows(application, order)
-    notes = [f"{path.name}: {form.name} format ({', '.join(form.columns)}), {rows_read} rows", time_note]
+    notes = [f"{path.name}: {form.name} format ({', '.join(form.columns)}), {rows_read} rows", *(raw.notes or (time_note,))]
     if dropped:
         notes.append(f'{dropped} rows with fewer than 1 token dropped (invalid_rows = "drop")')
     if unsorted:

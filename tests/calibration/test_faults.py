@@ -1,6 +1,5 @@
 """Faults that were found once: tables, logs, options and JSON that ended in a traceback, in a wrong fit, or in silence."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -159,22 +158,6 @@ def test_where_nothing_can_be_written(tmp_path: Path, where: str):
     words = {"folder": "is a folder", "missing": "there is no folder", "report": "cannot be the folder of the report"}[where]
     assert result.exit_code == 2 and words in result.output and "Traceback" not in result.output
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "file").read_text() == "kept"
-
-
-@pytest.mark.parametrize(
-    ("detail", "words"),
-    [
-        ({"itls": [0.1, 0.2]}, "itls must hold a list of times for each request"),
-        ({"itls": [[0.1, "x"]]}, "itls must hold a list of times"),
-        ({"input_lens": [1, 2, 3], "output_lens": [1, 2]}, "input_lens and output_lens do not go together: 3 and 2 requests"),
-        ({"input_lens": [1, None], "output_lens": [1, 2]}, "input_lens must hold the length of each request"),
-    ],
-)
-def test_benchmark_json_with_wrong_details(tmp_path: Path, detail: dict[str, object], words: str):
-    plain = {"model_id": "m", "duration": 10, "completed": 5, "total_input_tokens": 500, "total_output_tokens": 500, "mean_tpot_ms": 10}
-    (tmp_path / "v.json").write_text(json.dumps(plain | detail))
-    result = run(tmp_path, tmp_path / "v.json", "--tp", 1, "--gpu", "A100")
-    assert result.exit_code == 2 and words in result.output and "Traceback" not in result.output
 
 
 def log(path: Path, rows: list[tuple[float, ...]]) -> Path:

@@ -1,6 +1,5 @@
 """Bad input: one clear sentence with file and row."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ from calibration_fit.fit import fit
 from calibration_fit.forms import DECODE_TIME, PREFILL_TIME
 from calibration_fit.measurements import one_setup, read_measurements
 from calibration_fit.rows import check_rows, make_rows
-from calibration_fit.vllm_json import read_vllm
 from jaxserve.errors import InputError
 from tests.calibration.helpers import synthetic
 
@@ -132,44 +130,11 @@ def test_mean_power_becomes_energy_of_all_gpus(tmp_path: Path):
     assert m.energy_j[0] == pytest.approx(0.01 * 300 * 2)
 
 
-SETUP = {"model": "m", "tp": "1", "gpu": "A100"}
-
-
-def test_vllm_latency_result_is_an_end_to_end_row(tmp_path: Path):
-    path = tmp_path / "latency.json"
-    path.write_text(json.dumps({"avg_latency": 2.5, "latencies": [2.4, 2.6], "percentiles": {"50": 2.5}}))
-    (m,) = read_vllm(path, SETUP, batch=8, isl=32, osl=128)
-    assert (m.phase, m.batch[0], m.isl[0], m.osl[0], m.time_s[0]) == ("end_to_end", 8, 32, 128, 2.5)
-    with pytest.raises(InputError, match="give --batch, --isl, --osl"):
-        read_vllm(path, SETUP)
-
-
-def test_vllm_serving_result_is_a_decode_row(tmp_path: Path):
-    path = tmp_path / "serving.json"
-    result = {
-        "model_id": "meta-llama/Llama-3.1-8B", "num_prompts": 100, "duration": 20.0, "completed": 100, "total_input_tokens": 51200,
-        "total_output_tokens": 12800, "mean_ttft_ms": 50.0, "mean_tpot_ms": 15.0,
-    }  # fmt: skip
-    path.write_text(json.dumps(result))
-    (m,) = read_vllm(path, {"tp": "1", "gpu": "A100"})
-    assert m.setup.model == "meta-llama/Llama-3.1-8B"
-    assert m.time_s[0] == pytest.approx(0.015)
-    assert m.batch[0] == pytest.approx(12700 * 0.015 / 20)
-    assert m.cached_tokens[0] / m.batch[0] == pytest.approx(512 + 64)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{", "not a readable JSON"),
-        ("[1]", "one JSON object"),
-        ('{"x": 1}', "not a result of vLLM's"),
-        ('{"mean_tpot_ms": 15, "duration": 0}', "duration is 0"),
-    ],
-)
-def test_other_json_is_refused(tmp_path: Path, text: str, words: str):
-    path = tmp_path / "x.json"
-    path.write_text(text)
-    with pytest.raises(InputError) as error:
-        read_vllm(path, SETUP)
-    assert words in str(error.value)
+@pytest.mark.parametrize("missing", ["", "nan", "NaN"])
+def test_an_energy_that_is_missing_may_be_nan(tmp_path: Path, missing: str):
+    (m,) = read_measurements(
+        written(tmp_path, ["m,1,A100,decode,4,128,0.01,3.0", f"m,1,A100,decode,8,128,0.01,{missing}"], HEAD + ",energy_j")
+    )
+    np.testing.assert_array_equal(m.energy_j, [3.0, np.nan])
+    with pytest.raises(InputError, match="row 2: energy_j is inf"):
+        read_measurements(written(tmp_path, ["m,1,A100,decode,4,128,0.01,inf"], HEAD + ",energy_j"))

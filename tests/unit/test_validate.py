@@ -14,6 +14,7 @@ from jaxserve.analysis.validation_energy import shared_out
 from jaxserve.errors import InputError
 from jaxserve.perf.request_log import parse_log, parse_where
 from jaxserve.validate import find_limits, read_log, replay, validate
+from tests.benchmark_files import as_csv, served, written
 from tests.cli.helpers import call
 from tests.oracle.engine import Engine
 from tests.oracle.records import Request
@@ -166,6 +167,41 @@ def test_names_units_and_waits_are_understood():
     assert read.unused == ("note",)
 
 
+@pytest.mark.parametrize("missing", ["", "nan", "NaN", "0"])
+def test_the_tpot_of_one_token_may_be_missing_in_any_way(missing: str):
+    read = parse_log([HEADER, "0,500,20,0.03,0.014", f"1,500,1,0.03,{missing}"], "log")
+    np.testing.assert_array_equal(read.tpot_s, [0.014, np.nan])
+    np.testing.assert_allclose(read.finish_s, [0.03 + 19 * 0.014, 1.03])
+
+
+def test_failed_requests_are_dropped_when_asked_and_counted():
+    """Their other cells are not read: a request that failed has no TTFT."""
+    lines = [HEADER, "3,500,20,0.03,0.014", "1,500,0,nan,", "2,0,5,,x"]
+    read = parse_log(lines, "log", invalid_rows="drop")
+    assert (read.arrival_s.tolist(), read.line.tolist()) == ([0.0], [2])
+    assert read.notes == ("2 of 3 rows have fewer than 1 token and were dropped, with the load that they were",)
+    with pytest.raises(InputError, match=r"row 3, column osl: 0 tokens.*2 in this log"):
+        parse_log(lines, "log")
+    with pytest.raises(InputError, match="leaves no row, all 2 have too few tokens"):
+        parse_log([HEADER, *lines[2:]], "log", invalid_rows="drop")
+
+
+def test_times_since_1970_are_seconds_and_stamps_in_ms_are_named_so():
+    in_ms = [HEADER.replace("arrival_s", "arrival_ms"), "1735689600500,10,5,0.1,0.1", "1735689600000,10,5,0.1,0.1"]
+    np.testing.assert_allclose(parse_log(in_ms, "log").arrival_s, [0.0, 0.5])
+    np.testing.assert_allclose(parse_log([HEADER, "1735689600,10,5,0.1,0.1", "1735689602,10,5,0.1,0.1"], "log").arrival_s, [0.0, 2.0])
+
+
+def test_a_benchmark_result_is_replayed_as_the_same_requests_in_csv(tmp_path: Path):
+    result = served(COEFFICIENTS, n=80, rate=8.0, limits=LIMITS)
+    (tmp_path / "log.csv").write_text(as_csv(result))
+    results = [validate(path, COEFFICIENTS, **LIMITS) for path in (written(tmp_path / "r.json", result, indent=1), tmp_path / "log.csv")]
+    assert results[0].errors["all"]["e2e_s"]["mape_percent"] < 0.01  # a server by the contract made it
+    for ours, csv in zip(*(r.series.values() for r in results), strict=True):
+        np.testing.assert_allclose(ours, csv, rtol=0, atol=1e-9)
+    assert not any("model" in note for note in results[0].notes)  # meta-llama/m is the coefficients' m
+
+
 def test_the_command_prints_writes_and_names_another_gpu(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -194,12 +230,20 @@ BAD_LOGS = {
     "NaN": (f"{HEADER}\nnan,10,5,0.1,0.1", "row 2, column arrival_s: nan is not a finite number"),
     "a short row": (f"{HEADER}\n{ROW}\n0,10", "row 3: has 2 field(s) where the header has 5"),
     "half a token": (f"{HEADER}\n0,10.5,5,0.1,0.1", "row 2, column isl: 10.5 is not a whole number"),
-    "no output": (f"{HEADER}\n0,10,0,0.1,0.1", "row 2, column osl: 0 is below 1 tokens"),
+    "no output": (f"{HEADER}\n0,10,0,,", "row 2, column osl: 0 tokens, at least 1 needed; correct the row or say --invalid-rows drop"),
     "a negative time": (f"{HEADER}\n0,10,5,-0.1,0.1", "row 2, column ttft_s: -0.1 is below 0 s"),
     "no TTFT": (f"{HEADER}\n0,10,5,0,0.1", "row 2, column ttft_s: 0 s cannot be"),
-    "no TPOT": (f"{HEADER}\n0,10,5,0.1,", "row 2, column tpot_s: is empty though the request made 5 tokens"),
+    "no TPOT": (f"{HEADER}\n0,10,5,0.1,", "row 2, column tpot_s: is missing though the request made 5 tokens"),
+    "a TPOT of nan": (f"{HEADER}\n0,10,5,0.1,nan", "row 2, column tpot_s: is missing though the request made 5 tokens"),
+    "an infinite TPOT": (f"{HEADER}\n0,10,1,0.1,inf", "row 2, column tpot_s: inf is not a finite number"),
     "milliseconds": (f"{HEADER}\n0,10,5,100,20", "let the column's name end in _ms"),
-    "nanoseconds": (f"{HEADER}\n{ROW}\n1.7e18,10,5,0.1,0.1", "give arrivals in seconds"),
+    "nanoseconds": (f"{HEADER}\n{ROW}\n1.7e18,10,5,0.1,0.1", "column arrival_s: 1.7e+18 s is far beyond any date"),
+    "milliseconds since 1970": (
+        f"{HEADER}\n1735689600000,10,5,0.1,0.1",
+        "1735689600000 s is far beyond any date, so these are milliseconds",
+    ),
+    "over a hundred days": (f"{HEADER}\n{ROW}\n2e7,10,5,0.1,0.1", "the log spans 2e+07 s; give arrivals in seconds"),
+    "JSON that is no benchmark": ('{\n "arrival_s": 0\n}', "row 1: not a result of vLLM's bench latency"),
     "a wait beyond the TTFT": (f"{HEADER},queue_wait_s\n{ROW},0.5", "say --ttft-from admitted"),
     "several GPUs": (f"{HEADER},gpu\n{ROW},A\n{ROW},B", "choose one with --where gpu=A"),
     "more than the cache": (f"{HEADER}\n0,30000,5,0.1,0.1", "row 2: needs 30005 tokens of KV cache"),
@@ -228,6 +272,7 @@ BAD_OPTIONS = {
     "--where gpu=X": "there is no such column",
     "--where isl=7": "no row has isl = 7; the column holds 100",
     "--batching both": "must be prefill_first or study",
+    "--invalid-rows skip": "--invalid-rows 'skip': must be error or drop",
     "--ttft-from noon": "must be one of arrival, queued, admitted",
     "--ttft-from admitted": "needs the column queue_wait_s",
     "--engines 0": "--engines 0: must be from 1 to",
