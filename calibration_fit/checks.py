@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from calibration_fit.fit import FitResult
-from calibration_fit.hardware import floor_s, known_gpu
+from calibration_fit.hardware import floor_s
 from calibration_fit.rows import Rows
 from jaxserve.perf.coefficients import Coefficients
 
@@ -82,25 +82,24 @@ def check_fit(result: FitResult) -> list[str]:
 def check_power(c: Coefficients) -> list[str]:
     """Whether step energy over step time asks clearly more of a GPU than its board power, over the range in which the times hold.
 
-    Tables that were borrowed are checked as well: what is extrapolated has no other witness.
+    No step is charged more; but where one asks for it, energies and times do not belong together. Tables that were borrowed are checked
+    as well: what is extrapolated has no other witness.
     """
-    board = known_gpu(c.setup.gpu)
-    if board is None:
-        return []
+    board_w = c.power.max_w_per_gpu
     out = []
     if (limits := _shared(c, "prefill_time", "prefill_energy", ("n_tokens", "seq_len"))) is not None:
         tokens, length = (x.ravel() for x in np.meshgrid(*(np.linspace(*x, GRID) for x in limits)))
         tokens, length = tokens[tokens >= length], length[tokens >= length]
         n, pieces, square = map(jnp.asarray, (tokens, tokens / length, tokens * length))  # whole prompts of one length
         power = np.asarray(c.prefill_energy_model()(n, square) / c.prefill_time_model()(n, pieces, square))
-        out += _over("prefill", power / c.setup.tp, board.power_w, lambda i: f"{tokens[i]:.0f} tokens")
+        out += _over("prefill", power / c.setup.tp, board_w, lambda i: f"{tokens[i]:.0f} tokens")
     if (limits := _shared(c, "decode_time", "decode_energy", ("batch", "mean_ctx", "cached_tokens"))) is not None:
         batch, context = (x.ravel() for x in np.meshgrid(*(np.linspace(*x, GRID) for x in limits[:2])))
         held = batch * context <= limits[2][1]
         batch, context = batch[held], context[held]
         b, cached = jnp.asarray(batch), jnp.asarray(batch * context)
         power = np.asarray(c.decode_energy_model()(b, cached) / c.decode_time_model()(b, cached))
-        out += _over("decode", power / c.setup.tp, board.power_w, lambda i: f"B = {batch[i]:.0f}, context {context[i]:.0f}")
+        out += _over("decode", power / c.setup.tp, board_w, lambda i: f"B = {batch[i]:.0f}, context {context[i]:.0f}")
     return out
 
 
@@ -121,8 +120,8 @@ def _over(phase: str, power: np.ndarray, board_w: float, where: Callable[[int], 
         return []
     worst = int(np.argmax(power))
     return [
-        f"{phase} power: energy over time is {power[worst]:.0f} W a GPU at {where(worst)}, above the {board_w:.0f} W of the board: "
-        "the two were not measured together, or a form does not hold there."
+        f"{phase} power: energy over time is {power[worst]:.0f} W a GPU at {where(worst)}, above the {board_w:.0f} W of the board, "
+        "which are charged: the two were not measured together, or a form does not hold there."
     ]
 
 

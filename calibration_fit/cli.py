@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from calibration_fit.benchmark_json import from_results, read_results, static_batches
 from calibration_fit.forms import PREFILL_TIME
+from calibration_fit.hardware import known_gpu
 from calibration_fit.holdout import grouped_mape
 from calibration_fit.joint import only_static_batches
 from calibration_fit.measurements import Measurements, in_memory, one_setup, read_measurements
@@ -26,7 +27,7 @@ from jaxserve.perf.request_log import parse_where
 
 TABLE_MODELS: dict[str, Any] = {name: Coefficients.model_fields[name].annotation for name in (*TABLES, "power")}
 """What a base file may hold; none of it has to be there."""
-IDLE_W, HOST_W = 60.0, 300.0
+IDLE_W, HOST_W = 72.0, 300.0
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -46,6 +47,7 @@ def calibrate(
     form: Annotated[str, typer.Option(help="Decode form: auto (by held-out error), study or two_piece.")] = "auto",
     samples: Annotated[int, typer.Option(help="Bootstrap resamples.", min=20)] = BOOTSTRAP_SAMPLES,
     idle_w: Annotated[float | None, typer.Option(help="Idle power of one GPU, W.")] = None,
+    max_w: Annotated[float | None, typer.Option(help="Board power of one GPU, W (default: its data sheet's, if the GPU is known).")] = None,
     host_w: Annotated[float | None, typer.Option(help="Power of the host, W.")] = None,
     batch: Annotated[
         list[int] | None, typer.Option(help="Batch size of JSON of vLLM's bench latency, which does not hold it; once, or once a result.")
@@ -73,7 +75,8 @@ def calibrate(
             left_out += _without_decode(data)
         ranges = known.get("valid_range", {})
         borrowed = {t: Borrowed(known[t], f"taken from {base}", True, ranges.get(t, {})) for t in TABLES if t in known}
-        table = coefficients_table(fit, borrowed=borrowed, power=_power(idle_w, host_w, known, base))
+        given = {"idle_w_per_gpu": idle_w, "max_w_per_gpu": max_w, "host_w": host_w}
+        table = coefficients_table(fit, borrowed=borrowed, power=_power(given, setup.gpu, known, base))
         write_coefficients(out, table)
         page = write_report(report, [fit]) if report is not None else None
     except InputError as error:
@@ -149,15 +152,22 @@ def _base(path: Path | None) -> dict[str, Any]:
         raise InputError(f"{path}: not a readable coefficients file: {error}") from None
 
 
-def _power(idle_w: float | None, host_w: float | None, known: dict[str, Any], base: Path | None) -> Borrowed:
-    """Idle and host power: as given, else the base file's, else defaults that the file owns up to."""
-    held = known.get("power", {})
+def _power(given: dict[str, float | None], gpu: str, known: dict[str, Any], base: Path | None) -> Borrowed:
+    """Idle, board and host power: as given, else the base file's, else defaults that the file owns up to.
+
+    Raises `InputError` for a board that is neither given nor known.
+    """
+    held, board = known.get("power", {}), known_gpu(gpu)
+    defaults = {"idle_w_per_gpu": IDLE_W, "max_w_per_gpu": board.power_w if board else None, "host_w": HOST_W}
     values, words = {}, []
-    for key, given, default in (("idle_w_per_gpu", idle_w, IDLE_W), ("host_w", host_w, HOST_W)):
-        values[key] = given if given is not None else float(held.get(key, default))
-        where = "given" if given is not None else f"taken from {base}" if key in held else "the tool's default, not measured"
-        words.append(f"{key}: {where}")
-    return Borrowed(values, "; ".join(words), any("given" not in w for w in words))
+    for key, value in given.items():
+        found = value if value is not None else held.get(key, defaults[key])
+        if found is None:
+            raise InputError(f"the board power of {gpu!r} is not known, which no step may exceed: give it with --max-w (W a GPU).")
+        values[key] = float(found)
+        source = "data sheet" if key == "max_w_per_gpu" else "the tool's default, not measured"
+        words.append(f"{key}: " + ("given" if value is not None else f"taken from {base}" if key in held else source))
+    return Borrowed(values, "; ".join(words), any("given" not in w and "data sheet" not in w for w in words))
 
 
 def main() -> None:

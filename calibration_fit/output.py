@@ -12,6 +12,7 @@ import tomli_w
 
 from calibration_fit.checks import check_power, valid_range
 from calibration_fit.holdout import grouped_mape
+from calibration_fit.measurements import Source
 from calibration_fit.results import SetupFit, TableFit
 from jaxserve.errors import InputError
 from jaxserve.perf.coefficients import parse_coefficients
@@ -22,12 +23,15 @@ VERSION = "0.1.0"
 
 @dataclass(frozen=True)
 class Borrowed:
-    """A table that was not fitted: its values, a sentence saying where they come from, and where they hold, if that is known."""
+    """A table without a `TableFit`: its values, a sentence saying where they come from, and where they hold, how far off they are and what
+    files they are from, if that is known."""
 
     values: Mapping[str, Any]
     text: str
     extrapolated: bool = True
     valid_range: Mapping[str, Any] = field(default_factory=dict)
+    quality: Mapping[str, Any] = field(default_factory=dict)
+    sources: tuple[Source, ...] = ()
 
 
 def coefficients_table(
@@ -42,7 +46,7 @@ def coefficients_table(
     """The contents of a coefficients file.
 
     `gpu` is the name to write if not the measurements' own; `borrowed` fills tables that were not fitted; `notes` adds to the source text
-    of fitted ones; `power` holds idle_w_per_gpu and host_w. Raises `InputError` when a table is neither fitted nor borrowed.
+    of fitted ones; `power` holds idle_w_per_gpu, max_w_per_gpu and host_w. Raises `InputError` when a table is neither fitted nor borrowed.
     """
     borrowed, notes = borrowed or {}, notes or {}
     out: dict[str, Any] = {
@@ -62,6 +66,8 @@ def coefficients_table(
             out[table] = dict(borrowed[table].values)
             if borrowed[table].valid_range:
                 ranges[table] = dict(borrowed[table].valid_range)
+            if borrowed[table].quality:
+                quality[table] = dict(borrowed[table].quality)
             sources.append({"table": table, "text": borrowed[table].text, "extrapolated": borrowed[table].extrapolated})
         else:
             raise InputError(
@@ -72,7 +78,8 @@ def coefficients_table(
     sources.append({"table": "power", "text": power.text, "extrapolated": power.extrapolated})
     out["source"] = sources
     out["valid_range"] = ranges
-    files = {s.path: s.sha256 for t in fit.tables.values() for s in t.result.rows.sources}
+    read = [*(t.result.rows.sources for t in fit.tables.values()), *(b.sources for b in borrowed.values())]
+    files = {s.path: s.sha256 for part in read for s in part}
     out["fit"] = {
         "date": (today or date.today()).isoformat(),
         "tool": f"calibration_fit {VERSION}",

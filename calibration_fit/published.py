@@ -6,6 +6,7 @@ Every choice here is that of the data's README: the recommended GEMM source, the
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from calibration_fit.hardware import SAME
-from calibration_fit.measurements import Measurements, Setup, Source, from_table, in_memory, read_measurements
+from calibration_fit.measurements import Measurements, Setup, Source, in_memory, read_measurements
 
 A100, H100, H200 = "A100-SXM4-80GB", "H100-SXM-80GB", "H200-SXM-141GB"
 
@@ -22,6 +23,11 @@ SETUPS = (("Llama-3.1-8B", 1), ("Llama-3.1-8B", 2), ("Qwen2.5-7B", 1), ("Qwen2.5
 
 ANL_NAMES = {"Llama-3.1-8B": "meta-llama/Meta-Llama-3-8B", "Qwen2.5-7B": "Qwen/Qwen2-7B", "Mixtral-8x7B": "mistralai/Mixtral-8x7B-v0.1"}
 """The models of the same shapes that LLM-Inference-Bench ran."""
+
+MLENERGY_NAMES = {"Llama-3.1-8B": "meta-llama/Meta-Llama-3.1-8B-Instruct", "Mixtral-8x7B": "mistralai/Mixtral-8x7B-Instruct-v0.1"}
+"""The models of the same shapes in ML.ENERGY v2."""
+MLENERGY_ISL = 85.0
+"""Tokens of a prompt there, which the table does not hold (the data's README)."""
 
 PREFILL_TOKENS = (64, 8192)
 DECODE_BATCH = (1, 128)
@@ -60,43 +66,36 @@ def anl_end_to_end(data: Path, model: str, tp: int, *, gpu: str = "Nvidia A100 G
     return _renamed(m.select(in_memory(m)), model)
 
 
-def llama_decode_energy_a100(data: Path) -> Measurements:
-    """Decode step energies of Llama-3(.1)-8B TP1 on A100-SXM4-40GB, derived from 14 direct run averages (the data's README)."""
-    path = data / "a100_8b_decode_step_energy_derived.csv"
-    table: Any = pd.read_csv(path)
-    # The file holds no step time and none is fitted from it; a step at 300 W stands in, which only the plausibility check reads.
-    frame = pd.DataFrame(
-        {
-            "model": "Llama-3.1-8B", "tp": 1, "gpu": "A100-SXM4-40GB", "phase": "decode", "batch": table.B, "mean_ctx": table.l,
-            "time_s": table.e_step / 300.0, "energy_j": table.e_step,
-        }
-    )  # fmt: skip
-    return _with_rows(frame, path, table.index)
+def anl_energies(data: Path, model: str, *, gpu: str) -> list[Measurements]:
+    """Static batches of LLM-Inference-Bench on one GPU whose latency and energy were measured together, of two engines."""
+    setup = {"model": ANL_NAMES[model], "tp": "1", "gpu": gpu}
+    read = [read_measurements(data / "anl_power.csv", where={"framework": f}, setup=setup) for f in ("vLLM", "TensorRT-LLM")]
+    return [_renamed(m, model) for (m,) in read]
 
 
-def mlenergy_v2(data: Path) -> Measurements:
-    """Time and energy of a decode step of Mixtral TP4 on A100, prefill included: run averages (vLLM 0.5.4), prompts of 85 tokens assumed.
+def mlenergy_v2(data: Path, model: str, tp: int) -> Measurements:
+    """Time and energy of a decode step on A100, prefill included: run averages (vLLM 0.5.4), prompts of `MLENERGY_ISL` tokens assumed.
 
     Beyond B = 320 these runs bend away from a line (6 % over all, 2 % up to here); no engine here runs such batches.
     """
-    setup = {"model": "mistralai/Mixtral-8x7B-Instruct-v0.1", "tp": "4", "gpu": "NVIDIA A100-SXM4-40GB"}
-    (m,) = read_measurements(data / "mlenergy_v2_llm.csv", where={"pp": "1"}, setup=setup, isl=85.0)
-    return _renamed(m.select(m.batch < 330), "Mixtral-8x7B")
+    setup = {"model": MLENERGY_NAMES[model], "tp": str(tp), "gpu": "NVIDIA A100-SXM4-40GB"}
+    (m,) = read_measurements(data / "mlenergy_v2_llm.csv", where={"pp": "1"}, setup=setup, isl=MLENERGY_ISL)
+    return _renamed(m.select(m.batch < 330), model)
 
 
-def mlenergy_v3(data: Path) -> Measurements:
-    """The same of Llama-3.1-8B on H100 (vLLM 0.11.1), whose prompts are not known and taken as of no length."""
-    setup = {"model": "meta-llama/Llama-3.1-8B-Instruct", "tp": "1", "gpu": "H100"}
-    (m,) = read_measurements(data / "mlenergy_v3_llm.csv", where={"precision": "bfloat16"}, setup=setup, isl=0.0)
-    return _renamed(m, "Llama-3.1-8B")
+def prefill_slowdown(data: Path, steps: Sequence[Measurements], gpu: str) -> float:
+    """Measured over composed time of prefilling 16 prompts of 1024 tokens, Llama-3.1-8B TP1 (vLLM, two steps), on "A100" or "H100".
+
+    Composed times are of single kernels at full clock, without a host. Another engine without an interpreter (TensorRT-LLM) took the same.
+    """
+    table: Any = pd.read_csv(data / "validation_e2e.csv")
+    same = (table.gpu == gpu) & (table.engine == "vLLM") & (table.model == ANL_NAMES["Llama-3.1-8B"])
+    (measured,) = table.value[same & (table.metric == "TTFT (whole batch)")]
+    (m,) = (m for m in steps if m.phase == "prefill" and (m.setup.model, m.setup.tp) == ("Llama-3.1-8B", 1))
+    (composed_s,) = m.time_s[(m.batch == 8) & (m.n_tokens == 8 * 1024)]
+    return float(measured / (2.0 * composed_s))
 
 
 def _renamed(m: Measurements, model: str) -> Measurements:
     """With our names of model and GPU, and without a note: the shipped files say it in their own words."""
     return replace(m, setup=Setup(model, m.setup.tp, SAME.get(m.setup.gpu, H100)), source=replace(m.source, note=""))
-
-
-def _with_rows(frame: pd.DataFrame, path: Path, index: pd.Index) -> Measurements:
-    """Measurements whose row numbers are those of the published file."""
-    m = from_table(frame.reset_index(drop=True), source_of(path))[0]
-    return replace(m, row=index.to_numpy() + 2)

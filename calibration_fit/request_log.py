@@ -29,7 +29,7 @@ from jaxserve.perf.request_log import parse_where, read_request_log
 def coefficients_of(found: LogFit, energy: Coefficients, energy_name: str, note: str = "") -> dict[str, Any]:
     """A coefficients file's contents: fitted step times, the energy tables of `energy`."""
     text = f"no energy in the log: taken from {energy_name} ({energy.setup.model} TP{energy.setup.tp} {energy.setup.gpu})"
-    known = energy.model_dump(mode="json", include={"prefill_energy", "decode_energy", "power"})
+    known = energy.model_dump(mode="json", include={"prefill_energy", "decode_energy", "power"}, exclude_none=True)
     ranges = energy.model_dump(mode="json", include={"valid_range"}, exclude_none=True)["valid_range"]
     borrowed = {table: Borrowed(values, text, valid_range=ranges.get(table, {})) for table, values in known.items()}
     notes = dict.fromkeys(found.fit.tables, "; ".join(part for part in (note, found.waits) if part))

@@ -1,87 +1,234 @@
-"""Energy tables of the shipped files where no energy of the setup was measured: estimates and extrapolations, each with its sentence."""
+"""Energy tables of the shipped files: the power of each part of a step's time, from runs whose power was measured.
+
+A decode step's time is a sum of parts: what every step takes, what each request adds, what each cached token adds. An energy that gives
+each part a power of its own has the same terms, and its power is the mean of those powers, weighted by time. So where all lie between idle
+and board power, and what requests and tokens add draws no less than what every step takes, no step whatever leaves that range, and power
+never falls with the batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import cvxpy as cp
 import numpy as np
 
+from calibration_fit.losses import mape
+from calibration_fit.measurements import Measurements, Source
 from calibration_fit.output import Borrowed
 from calibration_fit.results import TableFit
+from calibration_fit.rows import prefill_total
+from jaxserve.perf.latency import DecodeTime, PrefillTime, TwoPieceDecodeTime
+from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
+from jaxserve.types import on_host
 
 Key = tuple[str, int]
 """Model and tensor parallel size."""
 LLAMA: Key = ("Llama-3.1-8B", 1)
-A100_PREFILL_W = 395.0
-"""Measured by Wilkins, Mistral-7B on A100-40GB, prompts of 541 tokens and more (the data's README)."""
-A100_PREFILL_J_PER_TOKEN = 25.1e-3
-"""395 W (Wilkins, Mistral-7B on A100-40GB) x 63.6 us a token (ANL TTFT of Llama-3-8B): an estimate, no measurement of a step."""
-H100_PREFILL_W = 0.98 * 700.0
-"""Assumed power of an H100 in prefill: the share of its board power that the A100 draws there (395 of 400 W)."""
-CONTEXT = 900.0
-"""Mean context at which the H200 energies of two setups are compared."""
-RATIO_BATCHES = np.array([1.0, 32.0, 64.0])
-POWER_A100 = Borrowed(
-    {"idle_w_per_gpu": 60.0, "host_w": 300.0},
-    "idle with a model loaded 59 to 62 W (chuyishang/inference-energy, A100-80GB); host: our definition, 37.5 W a GPU for a node of eight",
-    False,
+AnyDecodeTime = DecodeTime | TwoPieceDecodeTime
+
+
+@dataclass(frozen=True)
+class Board:
+    """A GPU in watts: idle with a model loaded, in prefill once it is saturated, and the most that its board may draw."""
+
+    name: str
+    idle_w: float
+    prefill_w: float
+    max_w: float
+    prefill_text: str
+    power: Borrowed
+
+
+HOST_W = 300.0
+"""Of a node, as the study has it."""
+A100 = Board(
+    "A100",
+    72.0,
+    395.0,
+    400.0,
+    "395 W a GPU in prefill (Wilkins, Mistral-7B on A100-40GB, prompts of 541 tokens and more)",
+    Borrowed(
+        {"idle_w_per_gpu": 72.0, "max_w_per_gpu": 400.0, "host_w": HOST_W},
+        "idle with a model loaded and host as in arXiv 2610.14571 (measured: 59 to 62 W by chuyishang/inference-energy, 85 to 88 W by "
+        "powertrace-sim); board: data sheet of the SXM part",
+        False,
+    ),
 )
-POWER_H100 = Borrowed(
-    {"idle_w_per_gpu": 70.0, "host_w": 300.0},
-    "assumed: a tenth of the board power idle, as no idle H100 was measured; host: our definition, 37.5 W a GPU for a node of eight",
-    True,
+H100 = Board(
+    "H100",
+    70.0,
+    0.98 * 700.0,
+    700.0,
+    "686 W a GPU in prefill, the share of its board power that the A100 draws there",
+    Borrowed(
+        {"idle_w_per_gpu": 70.0, "max_w_per_gpu": 700.0, "host_w": HOST_W},
+        "assumed: a tenth of the board power idle, as no idle H100 was measured; host as in arXiv 2610.14571; board: data sheet of "
+        "the SXM part",
+        True,
+    ),
 )
+H200_IDLE_W = 70.0
+"""Assumed, as for the H100: it cancels but for the part of a step's energy that it makes up."""
 
 
-def prefill_energy_a100(key: Key, h200: Mapping[Key, Mapping[str, TableFit]], prefill: TableFit) -> Borrowed:
-    """The estimate for Llama TP1, times the ratio of composed H200 energies a token for the other dense models.
+@dataclass(frozen=True)
+class Runs:
+    """Decode steps whose energy was measured: batch, mean context, duration and energy of all GPUs, [R] each; `text` says what they are."""
 
-    The H200 energies of Mixtral are unreliable (the data's README), so for it the measured power of another model, times fitted time.
+    batch: np.ndarray
+    context: np.ndarray
+    step_s: np.ndarray
+    step_j: np.ndarray
+    sources: tuple[Source, ...]
+    text: str
+
+    @property
+    def cached(self) -> np.ndarray:
+        """Cached tokens K [R]."""
+        return self.batch * self.context
+
+
+def joined(runs: Sequence[Runs], text: str) -> Runs:
+    """All runs in one."""
+    arrays = {name: np.concatenate([getattr(r, name) for r in runs]) for name in ("batch", "context", "step_s", "step_j")}
+    return Runs(**arrays, sources=tuple(dict.fromkeys(s for r in runs for s in r.sources)), text=text)
+
+
+def prefill_energy(key: Key, board: Board, prefill: TableFit) -> Borrowed:
+    """Power in saturated prefill times a line in N that touches the step time at its knee and is nowhere above it, nor below 0.
+
+    So no step draws more than that power; one below the knee, or of many prompts, less.
     """
-    if key[0] == "Mixtral-8x7B":
-        per_token_s = _least_s_per_token(prefill)
-        text = f"extrapolated: {A100_PREFILL_W:.0f} W a GPU (Wilkins, another model) x {key[1]} GPUs x {1e6 * per_token_s:.2f} us a token"
-        return _per_token(A100_PREFILL_W * key[1] * per_token_s, text)
-    n = 1024.0
-
-    def per_token(k: Key) -> float:
-        return float(h200[k]["prefill_energy"].result.module(n, n * n)) / n
-
-    ratio = per_token(key) / per_token(LLAMA)
-    estimate = "estimate: 395 W (Wilkins, A100-40GB) x 63.6 us a token (ANL TTFT); the fixed part is unknown and taken as 0"
-    if key == LLAMA:
-        return _per_token(A100_PREFILL_J_PER_TOKEN, estimate, False)
-    text = f"extrapolated: Llama-3.1-8B TP1 on A100 ({1e3 * A100_PREFILL_J_PER_TOKEN:.1f} mJ a token, an {estimate[:8]}) x {ratio:.2f}, "
-    return _per_token(A100_PREFILL_J_PER_TOKEN * ratio, text + "the ratio of composed energies on H200")
-
-
-def prefill_energy_h100(key: Key, prefill: TableFit) -> Borrowed:
-    """The power that an H100 is assumed to draw in prefill, times fitted time."""
-    per_token_j = H100_PREFILL_W * key[1] * _least_s_per_token(prefill)
+    t: Any = prefill.result.module
+    watts = board.prefill_w * key[1]
+    slope_s = min(t.tok_slope_above, t.tok_slope_below + t.b0 / t.tok_knee)
+    fixed_s = t.b0 - max(slope_s - t.tok_slope_below, 0.0) * t.tok_knee
+    values = {"e_pre0": watts * max(fixed_s, 0.0), "e_pre_tok": watts * slope_s, "e_pre_sq": watts * t.b2}
     gpus = "" if key[1] == 1 else f" x {key[1]} GPUs"
-    text = f"extrapolated: {H100_PREFILL_W:.0f} W, the A100's share of board power in prefill,{gpus} x the least fitted time of a token"
-    return _per_token(per_token_j, text)
+    of_another = board is not A100 or key != LLAMA
+    text = f"{'extrapolated: ' if of_another else ''}{board.prefill_text}{gpus} x a line that touches the step time at its knee"
+    return Borrowed(_rounded(values), text, of_another)
 
 
-def decode_energy(key: Key, gpu: str, h200: Mapping[Key, Mapping[str, TableFit]], llama: TableFit) -> Borrowed:
-    """That of Llama TP1 on the same GPU, times ratios of composed H200 energies at three batches, refitted to a line."""
+def static_runs(measured: Sequence[Measurements], prefill: PrefillTime, energy: PrefillEnergy, text: str) -> Runs:
+    """Mean decode steps of static batches of which latency and energy were measured together; prefill is taken off both."""
 
-    def energy(k: Key) -> np.ndarray:
-        return np.asarray(h200[k]["decode_energy"].result.module(RATIO_BATCHES, RATIO_BATCHES * CONTEXT))
+    def before(m: Measurements, module: Any, quantity: str) -> np.ndarray:
+        return np.array([prefill_total(module, b, n, quantity) for b, n in zip(m.batch, m.isl, strict=True)])
 
-    ratio = energy(key) / energy(LLAMA)
-    target = np.asarray(llama.result.module(RATIO_BATCHES, 0.0 * RATIO_BATCHES)) * ratio
-    slope, constant = np.polyfit(RATIO_BATCHES, target, 1, w=1.0 / target)
-    values = {"e_dec0": float(f"{constant:.4g}"), "e_dec_req": float(f"{slope:.4g}"), "e_dec_kv": 0.0}
-    shown = " / ".join(f"{r:.2f}" for r in ratio)
-    text = f"extrapolated: Llama-3.1-8B TP1 on {gpu} x {shown} at B = 1 / 32 / 64, the ratios of composed energies on H200, "
-    return Borrowed(values, text + "refitted to a line")
-
-
-def _least_s_per_token(prefill: TableFit) -> float:
-    """Seconds a token of the measured step that takes the fewest: at the power assumed there, no step draws more than that."""
-    return float((prefill.result.predicted / prefill.result.rows.inputs[0, :, 0]).min())
+    parts = []
+    for m in measured:
+        step_s = (m.time_s - before(m, prefill, "time_s")) / (m.osl - 1.0)
+        step_j = (m.energy_j - before(m, energy, "energy_j")) / (m.osl - 1.0)
+        parts.append(Runs(m.batch, m.isl + m.osl / 2.0, step_s, step_j, (m.source,), text))
+    return joined(parts, text)
 
 
-def _per_token(joules: float, text: str, extrapolated: bool = True) -> Borrowed:
-    return Borrowed({"e_pre0": 0.0, "e_pre_tok": float(f"{joules:.4g}"), "e_pre_sq": 0.0}, text, extrapolated)
+def served_runs(m: Measurements, isl: float, energy: PrefillEnergy, text: str) -> Runs:
+    """Mean decode steps of served batches; the energy of prefilling prompts of `isl` tokens, spread over their output, is taken off."""
+    context = m.cached_tokens / m.batch
+    osl = 2.0 * (context - isl)  # the context is the prompt and half of the output
+    return Runs(m.batch, context, m.time_s, m.energy_j - m.batch * energy.e_pre_tok * isl / osl, (m.source,), text)
+
+
+def step_seconds(time: AnyDecodeTime, batch: np.ndarray, cached: np.ndarray) -> np.ndarray:
+    """Step times [R] of a module."""
+    return np.asarray(time(on_host(batch), on_host(cached)))
+
+
+def by_work(runs: Runs, time: AnyDecodeTime, idle_w: float) -> np.ndarray:
+    """Energies [R] at our step times: what a run drew above idle is its work and comes along, waiting costs idle power (engine, W)."""
+    return runs.step_j + idle_w * (step_seconds(time, runs.batch, runs.cached) - runs.step_s)
+
+
+def by_power(runs: Runs, time: AnyDecodeTime) -> np.ndarray:
+    """Energies [R] at our step times of engines that draw the power of the runs at their batches and contexts."""
+    return runs.step_j / runs.step_s * step_seconds(time, runs.batch, runs.cached)
+
+
+def from_llama(
+    steps: Measurements,
+    composed: tuple[Measurements, Measurements] | None,
+    time: DecodeTime,
+    energy: DecodeEnergy,
+    board: Board,
+    tp: int,
+) -> tuple[Runs, Runs]:
+    """What the steps of another setup draw at the batches and contexts of `steps`, from Llama TP1 on the same board: its work, its power.
+
+    `composed` are H200 energies of the setup and of Llama, by whose ratio the work (energy above idle) and the power of a GPU are scaled;
+    without them Llama's are taken as they are.
+    """
+    tables = composed or (steps, steps)
+    own, llama = ({(b, c): (s, j) for b, c, s, j in zip(m.batch, m.length, m.time_s, m.energy_j, strict=True)} for m in tables)
+    at = [place for place in dict.fromkeys(zip(steps.batch, steps.length, strict=True)) if place in own and place in llama]
+    batch, context = np.array(at).T
+    (own_s, own_j), (llama_s, llama_j) = (np.array([table[place] for place in at]).T for table in (own, llama))
+    gpus = tp if composed else 1
+    step_s, step_j = step_seconds(time, batch, batch * context), np.asarray(energy(on_host(batch), on_host(batch * context)))
+    work = (own_j - H200_IDLE_W * gpus * own_s) / (llama_j - H200_IDLE_W * llama_s)
+    power = (own_j / own_s / gpus) / (llama_j / llama_s)
+    scaled = ", scaled by the ratio of composed energies on H200" if composed else ""
+    like = f"extrapolated: {{}} of Llama-3.1-8B TP1 on {board.name} at the same batch and context{scaled}"
+    above = (step_j - board.idle_w * step_s) * work + board.idle_w * tp * step_s
+    sources = (steps.source,)
+    return (
+        Runs(batch, context, step_s, above, sources, like.format("energy above idle")),
+        Runs(batch, context, step_s, step_j * power * tp, sources, like.format("power of a GPU")),
+    )
+
+
+def decode_energy(runs: Runs, joules: np.ndarray, time: AnyDecodeTime, board: Board, tp: int, extrapolated: bool) -> Borrowed:
+    """The energy table whose parts draw powers between idle and board that come closest to `joules` [R], by relative squares.
+
+    Raises `ValueError` where the step time has terms that the energy has not.
+    """
+    if time.alpha2 or time.beta0 or time.beta2:
+        raise ValueError("decode_time has terms in B^2 or in the context alone, of which the energy has no part: hold them at 0")
+    parts = _parts(time, runs)
+    every = np.ones(len(joules), bool)
+    watts = _powers(parts, joules, every, board, tp)
+    held = np.array([parts[i] @ _powers(parts, joules, every & (np.arange(len(joules)) != i), board, tp) for i in range(len(joules))])
+    base_w, request_w, token_w = watts
+    values = {"e_dec0": base_w * time.alpha0, "e_dec_req": request_w * time.alpha1, "e_dec_kv": token_w * time.beta1}
+    if isinstance(time, TwoPieceDecodeTime):
+        values |= {"e_dec_req_below": base_w * time.alpha1_below, "batch_knee": time.batch_knee}
+    error, out = mape(parts @ watts, joules), mape(held, joules)
+    powers = " / ".join(f"{w / tp:.0f}" for w in watts)
+    text = f"{runs.text}: {len(joules)} points, MAPE {error:.1f} %, left out one by one {out:.1f} %; "
+    text += f"{powers} W a GPU while what every step / each request / each cached token takes"
+    spans = {"batch": runs.batch, "mean_ctx": runs.context, "cached_tokens": runs.cached}
+    return Borrowed(
+        _rounded(values),
+        text,
+        extrapolated,
+        {name: [float(x.min()), float(x.max())] for name, x in spans.items()},
+        {"rows": len(joules), "mape_in_sample_percent": float(f"{error:.3g}"), "mape_held_out_percent": float(f"{out:.3g}")},
+        runs.sources,
+    )
+
+
+def _parts(time: AnyDecodeTime, runs: Runs) -> np.ndarray:
+    """Seconds [R, 3] of every step (up to the knee with its requests, for a step of few), of each request, of each cached token."""
+    below = np.minimum(runs.batch, time.batch_knee) if isinstance(time, TwoPieceDecodeTime) else 0.0 * runs.batch
+    first = time.alpha0 + (time.alpha1_below * below if isinstance(time, TwoPieceDecodeTime) else below)
+    return np.stack([first, time.alpha1 * (runs.batch - below), time.beta1 * runs.cached], axis=1)
+
+
+def _powers(parts: np.ndarray, joules: np.ndarray, used: np.ndarray, board: Board, tp: int) -> np.ndarray:
+    """Watts [3] of the parts: the least relative squares over the rows that are `used`."""
+    watts = cp.Variable(3)
+    errors = cp.multiply(1.0 / joules[used], parts[used] @ watts) - 1.0
+    bounds: list[cp.Constraint] = [watts[0] >= board.idle_w * tp, watts[1:] >= watts[0], watts <= board.max_w * tp]
+    cp.Problem(cp.Minimize(cp.sum_squares(errors)), bounds).solve(solver=cp.CLARABEL)
+    # The solver's answer may leave a bound by its tolerance.
+    base, *rest = np.asarray(watts.value, float)
+    base = np.clip(base, board.idle_w * tp, board.max_w * tp)
+    return np.array([base, *np.clip(rest, base, board.max_w * tp)])
+
+
+def _rounded(values: dict[str, Any]) -> dict[str, float]:
+    return {name: float(f"{value:.7g}") for name, value in values.items()}

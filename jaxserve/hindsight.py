@@ -11,7 +11,7 @@ import cvxpy as cp
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxserve.perf.shares import DecodeShares, Floats, Ints, PrefillShares
+from jaxserve.perf.shares import DecodeShares, Floats, Ints, PrefillShares, Watts
 from jaxserve.scenario.compile import Compiled
 from jaxserve.solvers.highs import quiet_highs
 from jaxserve.units import J_PER_KWH
@@ -110,11 +110,12 @@ class _Relaxation:
     def __init__(self, c: Compiled) -> None:
         f, s, r, power = c.fleet, c.scenario, c.engine_requests, c.scenario.coefficients.power
         self.n, self.n_dc, self.isl, self.osl = len(r.isl), f.n_dc, r.isl, r.osl
-        self.prefill = PrefillShares(f.prefill_time, f.prefill_energy, r.isl, float(f.token_budget), bool(f.prefill_first))
-        self.decode = DecodeShares(f.decode_time, f.decode_energy, r.isl, r.osl, int(f.max_num_seqs), float(f.kv_capacity))
+        watts = Watts(power.idle_w_per_gpu * s.coefficients.setup.tp, power.max_w_per_gpu * s.coefficients.setup.tp)
+        self.prefill = PrefillShares(f.prefill_time, f.prefill_energy, watts, r.isl, float(f.token_budget), bool(f.prefill_first))
+        self.decode = DecodeShares(f.decode_time, f.decode_energy, watts, r.isl, r.osl, int(f.max_num_seqs), float(f.kv_capacity))
         self.length_of = np.searchsorted(self.prefill.lengths, r.isl).astype(np.int32)
 
-        self.idle_w = power.idle_w_per_gpu * s.coefficients.setup.tp
+        self.watts, self.idle_w = watts, watts.idle
         intervals = len(c.interval_windows) - 1
         edges_s = np.asarray(c.interval_windows * s.dispatch.window_s, np.float64)
         # What a run spends in the warm-up is not counted: a time in which nothing costs anything.
@@ -154,7 +155,8 @@ class _Relaxation:
         if not self.n:
             return None
         slices, modes = len(self.engine_s), self._modes()
-        costs = [(self.g_per_j * (j - self.saved_w * s)).min(axis=1) for _, j, s in modes]
+        saved_g = self.g_per_j * self.saved_w
+        costs = [self.watts.least_cost(self.g_per_j, -saved_g, np.asarray(j), np.asarray(s)).min(axis=1) for _, j, s in modes]
         # Tolerances are absolute: requests are counted in those of a mean slice, costs and times in the largest.
         unit, gram, second = self.n / slices, max(float(np.abs(c).max()) for c in costs) or 1.0, float(self.engine_s.max())
         shape = slices + 1, self.n_dc
@@ -181,18 +183,19 @@ class _Relaxation:
         if problem.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
             return None
         requests = [unit * np.asarray(x.value, dtype=np.float64) for x in work]
+        drawn = [float(np.clip(j, self.watts.idle * s, self.watts.most * s)) for _, j, s in modes]
         return Programme(
             value_g=sum(float((c * x).sum()) for c, x in zip(costs, requests, strict=True)),
             price=np.maximum(np.asarray(capacity.dual_value, dtype=np.float64), 0.0) * (gram * unit / second),
             horizon_j=sum(
-                float((self.counted * x[:-1]).sum()) * (j - self.idle_w * s) for x, (_, j, s) in zip(requests, modes, strict=True)
+                float((self.counted * x[:-1]).sum()) * (j - self.idle_w * s) for x, j, (_, _, s) in zip(requests, drawn, modes, strict=True)
             ),
-            drain_j=sum(j * float(x[-1].sum()) for x, (_, j, _) in zip(requests, modes, strict=True)),
+            drain_j=sum(j * float(x[-1].sum()) for x, j in zip(requests, drawn, strict=True)),
             share=sum((x.sum(axis=0) for x, (phase, _, _) in zip(requests, modes, strict=True) if not phase), np.zeros(self.n_dc)) / self.n,
         )
 
     def _modes(self) -> list[tuple[int, float, float]]:
-        """(phase, J, s) of a mean request: its prefill (0) in each kind of step, its decode (1) in the batches that may be best."""
+        """(phase, J by the energy form, s) of a mean request: its prefill (0) in each kind of step, its decode (1) in promising batches."""
         weight, fitting = np.bincount(self.length_of) / self.n, slice(self.decode.fitting)
         j, s, tokens = self.decode.mean_j[fitting], self.decode.mean_s[fitting], self.decode.tokens / self.n
         worth = np.append(-self.idle_w, j[-1] / s[-1] * np.geomspace(0.1, 100.0, 7))[:, None]  # J that a second may be worth

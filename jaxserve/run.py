@@ -162,6 +162,7 @@ def _open(scenario: Scenario, folder: Path, notes: tuple[str, ...], keep: Scratc
         label = policy["label"]
         runs[label] = Run(label, folder / label, json.loads((folder / label / SUMMARY).read_text(encoding="utf-8")), keep)
     left = _left_range([run.summary["steps_outside_valid_range"] for run in runs.values()])
+    left += _above_board([run.summary["steps_above_board"] for run in runs.values()])
     decided = [f"{label}: {text}" for label, run in runs.items() for text in decision_notes(run.summary["decisions"])]
     possible = [bound.note] if bound else []
     return Results(scenario, folder, runs, (*notes, *possible, *decided, *left), keep, bound)
@@ -212,6 +213,13 @@ def _left_range(runs: Sequence[Mapping[str, Sequence[int]]]) -> list[str]:
                 "were measured (valid_range in scenario.toml)"
             )
     return sentences
+
+
+def _above_board(runs: Sequence[int]) -> list[str]:
+    """A sentence on the steps, of all runs together, whose energy coefficients ask for more than the boards can draw."""
+    if not sum(runs):
+        return []
+    return [f"{sum(runs)} steps ask by their energy coefficients for more than max_w_per_gpu, and are charged that (steps_above_board)"]
 
 
 _compile_s = [0.0]
@@ -269,8 +277,9 @@ def _run_policy(compiled: Compiled, policy: dict[str, Any], writer: RunWriter, p
             "signal": f"{compiled.grid.signal} carbon intensity ({compiled.grid.basis}), {compiled.grid.source}",
             "counts": compiled.requests.counts | compiled.grid.counts,
             "steps_outside_valid_range": simulation.steps_outside(),
+            "steps_above_board": simulation.steps_above_board(),
             "decisions": decision_counts(simulation.fallbacks(), writer.folder / SOLVES, s.counted_from_s),
-            "notes": [*compiled.notes, *_left_range([simulation.steps_outside()])],
+            "notes": [*compiled.notes, *_left_range([simulation.steps_outside()]), *_above_board([simulation.steps_above_board()])],
             "versions": _versions(),
             "device": str(jax.devices()[0].platform),
             "timing": {

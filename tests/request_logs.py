@@ -19,7 +19,7 @@ COEFFICIENTS: Coefficients = parse_coefficients(
         "decode_time": {"alpha0": 12e-3, "alpha1": 80e-6, "alpha2": 0.2e-6, "beta0": 1e-7, "beta1": 0.1e-6, "beta2": 0.0},
         "prefill_energy": {"e_pre_tok": 0.025},
         "decode_energy": {"e_dec0": 3.2, "e_dec_req": 0.09},
-        "power": {"idle_w_per_gpu": 60.0, "host_w": 300.0},
+        "power": {"idle_w_per_gpu": 60.0, "max_w_per_gpu": 1000.0, "host_w": 300.0},
     },
     "known",
 )

@@ -43,10 +43,10 @@ def t_dec(b: float, k: float) -> float:
 
 def fleet_with(**changes: Any) -> Fleet:
     """A fleet whose steps take and cost round numbers, believed to hold 4 requests an engine: 3 DCs, 2 schedulers."""
-    usual = {"kv_capacity": 1e5, "batch_capacity": 4.0, "slo_ttft_s": 1.0, "slo_tpot_s": 1.0, "idle_w": 0.0}
+    usual = {"kv_capacity": 1e5, "batch_capacity": 4.0, "slo_ttft_s": 1.0, "slo_tpot_s": 1.0, "idle_w": 0.0, "max_w": 1e6}
     steps = {"prefill_time": PrefillTime(**PRE), "decode_time": DecodeTime(**DEC)}
     joules = {"prefill_energy": PrefillEnergy(**E_PRE), "decode_energy": DecodeEnergy(**E_DEC)}
-    return dataclasses.replace(fleet_of(world(2)), **steps, **joules, **usual | changes)
+    return dataclasses.replace(fleet_of(world(2)), **steps, **joules | usual | changes)
 
 
 def view_of(fleet: Fleet, rows: list[dict[str, float]], means: tuple[float, float, float] = (50.0, 3000.0, 10.0)) -> View:

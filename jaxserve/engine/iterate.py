@@ -11,9 +11,12 @@ from jax import Array
 
 from jaxserve.engine.model import Arrivals, Fleet
 from jaxserve.engine.state import ADMIT, DECODE, PREFILL, Engines, Outcomes
+from jaxserve.perf.power import within_board
 
 NOTHING, RAN_PREFILL, RAN_DECODE = -1, -2, -3
 ADMITTED, ADMITTED_AND_BUILT, BUILT = 0, 1, 2  # kinds of event of a request, coded as 4*id + kind
+ROUNDING = 1e-9
+"""A step asks for more than the board only beyond this share: energies that follow from board power times step time round either way."""
 
 
 class Spent(eqx.Module):
@@ -95,7 +98,8 @@ def run_pass(
     idle = acts & ~prefill & ~decode
     batch, cached = s.batch.astype(float), s.cached
     duration = jnp.where(prefill, fleet.prefill_time(s.step_tokens, s.step_pieces, s.step_sq), fleet.decode_time(batch, cached))
-    energy = jnp.where(prefill, fleet.prefill_energy(s.step_tokens, s.step_sq), fleet.decode_energy(batch, cached))
+    asked_j = jnp.where(prefill, fleet.prefill_energy(s.step_tokens, s.step_sq), fleet.decode_energy(batch, cached))
+    energy = within_board(asked_j, duration, fleet.idle_w, fleet.max_w)
     steps = prefill | decode
     skip_to = jnp.minimum(jnp.maximum(arrival, s.clock), end_s)  # the sentinel request arrives never
     clock = jnp.where(steps, s.clock + duration, jnp.where(idle, skip_to, s.clock))
@@ -149,6 +153,7 @@ def run_pass(
         prefill_outside=s.prefill_outside + (prefill & _outside(s.step_tokens, 1.0, fleet.valid.prefill_tokens)),
         decode_outside=s.decode_outside
         + (decode & (_outside(batch, 1.0, fleet.valid.batch) | _outside(cached, batch, fleet.valid.context))),
+        above_board=s.above_board + (steps & (asked_j > fleet.max_w * duration * (1.0 + ROUNDING))),
         seen_batch=jnp.where(steps, unfinished, s.seen_batch),
         seen_cached=jnp.where(steps, s.cached, s.seen_cached),
         power=jnp.where(steps, energy / duration, s.power),

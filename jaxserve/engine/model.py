@@ -64,6 +64,7 @@ class Fleet(eqx.Module):
     window_max_requests: Array  # [] int32, the most that a batch policy decides together
     forward_window: Array  # [] bool, whether what a batch policy forwards waits for the end of a window at the other scheduler
     idle_w: Array  # [] W of an idle engine
+    max_w: Array  # [] W of an engine's boards, which no step exceeds
     n_engines: int = eqx.field(static=True)  # E
     forward_owner: bool = eqx.field(static=True, default=False)  # ... who then places it anew among its own DCs
 

@@ -76,6 +76,10 @@ class Simulation:
         decode = int(np.sum(e.decode_outside, dtype=np.int64)), int(np.sum(e.n_decode, dtype=np.int64))
         return {"prefill": prefill, "decode": decode}
 
+    def steps_above_board(self, lane: int = 0) -> int:
+        """Steps whose energy form asks for more than board power; they are charged that."""
+        return int(np.sum(self._states[lane].engines.above_board, dtype=np.int64))
+
     def advance(self) -> list[Advance]:
         """Run one chunk of all scenarios; returns what it brought for each."""
         first = self.next_step

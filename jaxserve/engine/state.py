@@ -35,6 +35,7 @@ class Engines(eqx.Module):
     n_decode: Array  # [E] int32, decode steps run
     prefill_outside: Array  # [E] int32, prefill steps outside the valid range of the step models
     decode_outside: Array  # [E] int32, decode steps outside it
+    above_board: Array  # [E] int32, steps whose energy form asks for more than board power
     seen_batch: Array  # [E] int32, unfinished requests before the last step: what a poll inside it sees
     seen_cached: Array  # [E] tokens, likewise
     power: Array  # [E] W of the last step
@@ -159,6 +160,7 @@ def initial_state(fleet: Fleet, sizes: Sizes, memory: PyTree, ci: Array) -> Stat
         n_decode=ints,
         prefill_outside=ints,
         decode_outside=ints,
+        above_board=ints,
         seen_batch=ints,
         seen_cached=floats,
         power=floats,

@@ -80,13 +80,31 @@ class DecodeEnergyCoefficients(_Strict):
     e_dec0: float = Field(ge=0)
     e_dec_req: float = Field(ge=0)
     e_dec_kv: float = Field(default=0.0, ge=0)
+    e_dec_req_below: float | None = Field(default=None, ge=0)
+    """J per request up to `batch_knee`; these two belong together."""
+    batch_knee: float | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _whole_knee(self) -> "DecodeEnergyCoefficients":
+        if (self.e_dec_req_below is None) != (self.batch_knee is None):
+            raise ValueError("e_dec_req_below and batch_knee belong together: give both or neither")
+        return self
 
 
 class PowerCoefficients(_Strict):
-    """Watts that are drawn whether or not a step runs."""
+    """Watts that are drawn whether or not a step runs, and the most that a GPU's board may draw."""
 
     idle_w_per_gpu: float = Field(ge=0)
+    max_w_per_gpu: float = Field(gt=0)
     host_w: float = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _idle_within_board(self) -> "PowerCoefficients":
+        if self.idle_w_per_gpu > self.max_w_per_gpu:
+            raise ValueError(
+                f"idle_w_per_gpu = {self.idle_w_per_gpu:g} W is above the board power, max_w_per_gpu = {self.max_w_per_gpu:g} W"
+            )
+        return self
 
 
 Span = Annotated[tuple[float, float], Field(strict=False)]  # TOML has lists only
@@ -179,7 +197,7 @@ class Coefficients(_Strict):
 
     def decode_energy_model(self) -> DecodeEnergy:
         """The decode step-energy module with these coefficients."""
-        return DecodeEnergy(**self.decode_energy.model_dump())
+        return DecodeEnergy(**self.decode_energy.model_dump(exclude_none=True))
 
     def shortest_decode_s(self, max_batch: int, kv_capacity: int) -> float:
         """Least decode step time over 1 <= B <= `max_batch` and the mean contexts that B requests can have (negative terms make it fall).

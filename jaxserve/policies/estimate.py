@@ -46,7 +46,8 @@ def estimate(view: View, isl: Array, osl: Array) -> Estimate:
 def energy_j(view: View, isl: Array, osl: Array) -> Array:
     """E [D]: joules of one request before PUE, with its share of the steps' fixed energy. E_rd of arXiv 2610.14571; the shares are ours."""
     fleet = view.fleet
-    shared = fleet.prefill_energy.e_pre0 / (1.0 + queued_requests(view)) + osl * fleet.decode_energy.e_dec0 / (view.batch + 1.0)
+    running = view.batch + 1.0
+    shared = fleet.prefill_energy.e_pre0 / (1.0 + queued_requests(view)) + osl * fleet.decode_energy.shared(running) / running
     return shared + marginal_energy_j(fleet, isl, osl)
 
 

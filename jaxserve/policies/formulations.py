@@ -99,7 +99,7 @@ class FacilityMilp(AbstractFormulation):
         wake = jnp.where(jnp.asarray(self.f_const), 1.0, jnp.minimum(empty, jnp.maximum(1.0, placeable / usable)))
         # One request alone on an engine: what its steps cost beyond idling.
         alone_s = fleet.decode_time(jnp.asarray(1.0), view.isl_mean + view.osl_mean / 2.0)
-        waking_j = fleet.prefill_energy.e_pre0 + view.osl_mean * (fleet.decode_energy.e_dec0 - fleet.idle_w * alone_s)
+        waking_j = fleet.prefill_energy.e_pre0 + view.osl_mean * (fleet.decode_energy.shared(1.0) - fleet.idle_w * alone_s)
         opening = jnp.maximum(0.0, _grams(view, wake * jnp.maximum(0.0, waking_j)))  # where CI is below 0, opening is free
         return eqx.tree_at(lambda p: p.opening, problem, opening)
 
@@ -110,7 +110,7 @@ class GreenLlm(AbstractFormulation):
     def problem(self, view: View, batch: Batch, placed: Array) -> AssignmentProblem:
         """Cost from a request alone on an engine, capacity H."""
         fleet = view.fleet
-        alone = fleet.prefill_energy.e_pre0 + batch.osl * fleet.decode_energy.e_dec0 + marginal_energy_j(fleet, batch.isl, batch.osl)
+        alone = fleet.prefill_energy.e_pre0 + batch.osl * fleet.decode_energy.shared(1.0) + marginal_energy_j(fleet, batch.isl, batch.osl)
         tokens = view.isl_mean + view.osl_mean
         unloaded = fleet.prefill_time(view.isl_mean, jnp.asarray(1.0), view.isl_mean**2)
         unloaded += view.osl_mean * fleet.decode_time(jnp.asarray(1.0), view.isl_mean)

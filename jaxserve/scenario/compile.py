@@ -247,6 +247,7 @@ def build_fleet(scenario: Scenario) -> Fleet:
         forward_window=on_host(np.bool_(scenario.dispatch.forwarding != "direct")),
         forward_owner=scenario.dispatch.forwarding == "owner",
         idle_w=on_host(as_float(coefficients.power.idle_w_per_gpu * tp)),
+        max_w=on_host(as_float(coefficients.power.max_w_per_gpu * tp)),
         n_engines=int(engines.sum()),
     )
 

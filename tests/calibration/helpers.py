@@ -92,7 +92,8 @@ def oracle_log(
         exact = getattr(oracle, name)
         monkeypatch.setattr(oracle, name, lambda *a, exact=exact: exact(*a) * float(np.exp(noise * rng.standard_normal())))
     times = {"t_pre": c.prefill_time.model_dump(), "t_dec": c.decode_time.model_dump()}
-    energies = {"e_pre": c.prefill_energy.model_dump(), "e_dec": c.decode_energy.model_dump()}
+    power = {"tp": c.setup.tp, "idle_w_per_gpu": c.power.idle_w_per_gpu, "max_w_per_gpu": c.power.max_w_per_gpu}
+    energies = power | {"e_pre": c.prefill_energy.model_dump(), "e_dec": c.decode_energy.model_dump(exclude_none=True)}
     engine = oracle.Engine(SimpleNamespace(batching="prefill_first", **times, **energies, **limits))  # type: ignore[arg-type]
     arrival = np.cumsum(rng.exponential(1 / rate, n)).tolist()
     lengths = zip(rng.integers(20, 1200, n).tolist(), rng.integers(1, 250, n).tolist(), strict=True)

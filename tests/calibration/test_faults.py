@@ -125,7 +125,7 @@ def test_a_base_without_what_has_defaults(tmp_path: Path):
         "[prefill_time]\ntok_slope_below = 1e-5\ntok_slope_above = 2e-5\ntok_knee = 100.0\nb0 = 0.01\n"
         "[prefill_energy]\ne_pre_tok = 0.02\n[decode_energy]\ne_dec0 = 1.0\ne_dec_req = 0.1\n"
     )
-    result = run(tmp_path, table(tmp_path / "t.csv", *STEPS), "--base", tmp_path / "base.toml", "--form", "study")
+    result = run(tmp_path, table(tmp_path / "t.csv", *STEPS), "--base", tmp_path / "base.toml", "--form", "study", "--max-w", 400)
     assert result.exit_code == 0, result.output
 
 

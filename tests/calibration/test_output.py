@@ -107,7 +107,9 @@ def test_measured_energy_needs_no_base(tmp_path: Path):
     for m, watts in zip(data, (390.0, 250.0), strict=True):
         m.energy_j[:] = watts * m.time_s * (1 + 0.02 * np.cos(np.arange(len(m))))
     found = fit_setups([data], decode_form="study", samples=20)[0]
-    table = coefficients_table(found, power=Borrowed({"idle_w_per_gpu": 60.0, "host_w": 300.0}, "x", False), today=date(2026, 1, 2))
+    table = coefficients_table(
+        found, power=Borrowed({"idle_w_per_gpu": 60.0, "max_w_per_gpu": 400.0, "host_w": 300.0}, "x", False), today=date(2026, 1, 2)
+    )
     assert table["fit"]["date"] == "2026-01-02"
     assert table["prefill_energy"]["e_pre_tok"] == pytest.approx(390 * 57e-6, rel=0.1)
     assert not any(s.get("extrapolated") for s in table["source"])
@@ -157,8 +159,23 @@ def test_energy_that_needs_more_than_the_board_gives_is_named_though_borrowed(ta
     if table == "decode_energy":
         power = (3.0 + 0.9 * at[0]) / float(c.decode_time_model()(at[0], at[0] * at[1]))
         assert said == pytest.approx(power, rel=0.01)
-    unknown = hot.model_copy(update={"setup": hot.setup.model_copy(update={"gpu": "one of ours"})})
-    assert check_power(unknown) == []
+    larger = hot.model_copy(update={"power": hot.power.model_copy(update={"max_w_per_gpu": 5000.0})})
+    assert check_power(larger) == []
+
+
+def test_the_board_is_known_or_given(tmp_path: Path):
+    """Of a GPU in the table its data sheet's, else it must be said; what is said goes before both."""
+    base, out = tmp_path / "base.toml", tmp_path / "c.toml"
+    base.write_text(BASE)
+    common = ("--out", out, "--base", base, "--samples", 20, "--form", "study")
+    for gpu, options, board in (("A100", (), 400.0), ("A100", ("--max-w", 300), 300.0), ("ours", ("--max-w", 550), 550.0)):
+        result = run(steps_csv(tmp_path / "s.csv", gpu=gpu), *common, *options)
+        assert result.exit_code == 0, result.output
+        assert tomllib.loads(out.read_text())["power"]["max_w_per_gpu"] == board
+    out.unlink()
+    refused = run(steps_csv(tmp_path / "s.csv", gpu="ours"), *common)
+    assert refused.exit_code == 2 and not out.exists()
+    assert "the board power of 'ours' is not known, which no step may exceed: give it with --max-w" in refused.output
 
 
 def test_a_sound_fit_raises_no_warning():

@@ -42,13 +42,19 @@ def test_every_shipped_file_is_regenerated(tmp_path: Path):
     assert files == [
         "llama-3.1-8b_tp1_a100",
         "llama-3.1-8b_tp1_h100",
-        "llama-3.1-8b_tp2_a100",
-        "llama-3.1-8b_tp2_h100",
-        "mixtral-8x7b_tp4_a100",
-        "qwen2.5-7b_tp1_a100",
-        "qwen2.5-7b_tp1_h100",
-        "qwen2.5-7b_tp2_a100",
-        "qwen2.5-7b_tp2_h100",
+        *(
+            f"{setup}{way}"
+            for setup in (
+                "llama-3.1-8b_tp2_a100",
+                "llama-3.1-8b_tp2_h100",
+                "mixtral-8x7b_tp4_a100",
+                "qwen2.5-7b_tp1_a100",
+                "qwen2.5-7b_tp1_h100",
+                "qwen2.5-7b_tp2_a100",
+                "qwen2.5-7b_tp2_h100",
+            )
+            for way in ("", "_same-power")
+        ),
     ]
     for path in tmp_path.iterdir():
         table = tomllib.loads(path.read_text())

@@ -190,6 +190,13 @@ COEFFICIENTS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "NaN": ("prefill_time.b0", float("nan"), ("prefill_time.b0: must be",)),
     "negative": ("prefill_time.tok_slope_below", -1e-4, ("prefill_time.tok_slope_below: must be at least 0",)),
     "negative power": ("power.idle_w_per_gpu", -50.0, ("power.idle_w_per_gpu: must be at least 0",)),
+    "no board power": ("power.max_w_per_gpu", ABSENT, ("power.max_w_per_gpu: this field is missing",)),
+    "idle above the board": (
+        "power.max_w_per_gpu",
+        50.0,
+        ("power: idle_w_per_gpu = ", "W is above the board power, max_w_per_gpu = 50 W"),
+    ),
+    "half a knee": ("decode_energy.batch_knee", 8.0, ("decode_energy: e_dec_req_below and batch_knee belong together",)),
     "TP 0": ("setup.tp", 0, ("setup.tp: must be at least 1",)),
     "energy beyond use": ("decode_energy.e_dec0", 1e300, ("decode_energy.e_dec0 = 1e+300 is beyond 1e+12; check its unit",)),
     "warnings that are none": ("fit", {"warnings": 5}, ("fit.warnings must be a list of texts",)),

@@ -9,6 +9,7 @@ import pytest
 import jaxserve
 from jaxserve.analysis.validation_energy import energy_errors
 from jaxserve.errors import InputError
+from jaxserve.perf.coefficients import load_coefficients
 from jaxserve.perf.request_log import parse_log, parse_where
 from tests.cli.helpers import Refuse, call, refused, write_scenario
 
@@ -113,6 +114,27 @@ def test_the_summary_keeps_all_digits(tmp_path: Path, capsys: pytest.CaptureFixt
     own = json.loads((tmp_path / "out" / "round_robin" / "summary.json").read_text())["metrics"]
     assert 0 < own["carbon_g_per_request"] < 1e-10
     assert all(whole[name] == value for name, value in own.items() if isinstance(value, int | float) and name in whole)
+
+
+def test_steps_that_ask_for_more_than_the_board_are_charged_that_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With boards of 200 W every decode step asks for more, and every prefill step here: busy engines draw 200 W, idle ones 72 W."""
+    inline = load_coefficients("llama-3.1-8b_tp1_a100").model_dump(exclude={"source", "fit"}, exclude_none=True)
+    inline["power"]["max_w_per_gpu"] = 200.0
+    path = write_scenario(tmp_path, {"engine.coefficients": inline})
+    outcome = call(capsys, monkeypatch, "run", path, "--out", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    folder = tmp_path / "out" / "round_robin"
+    own, engines = json.loads((folder / "summary.json").read_text()), pd.read_parquet(folder / "engines.parquet")
+    metrics = own["metrics"]
+    assert metrics["prefill_energy_j"] == pytest.approx(200.0 * engines["prefill_s"].sum(), rel=1e-9)
+    assert metrics["decode_energy_j"] == pytest.approx(200.0 * engines["decode_s"].sum(), rel=1e-9)
+    assert metrics["idle_energy_j"] == pytest.approx(72.0 * engines["idle_s"].sum(), rel=1e-9)
+    steps = sum(total for _, total in own["steps_outside_valid_range"].values())
+    assert own["steps_above_board"] == steps > 0
+    assert f"{steps} steps ask by their energy coefficients for more than max_w_per_gpu" in " ".join(own["notes"])
+    assert "steps ask by their energy coefficients" in " ".join(outcome.out.split())
 
 
 def test_clean_beyond_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,7 @@ def test_summaries(folder: Path) -> None:
         assert row["baseline"] == "round_robin"  # a saving names what it is measured against and stands beside its attainment
         assert {"saving_vs_baseline", "slo_attainment"} <= set(row)
         assert row["carbon_g"] == pytest.approx(single["metrics"]["carbon_g"], rel=1e-9)
+        assert single["steps_above_board"] == 0
         assert single["timing"]["wall_s"] > 0 and single["device"] in ("cpu", "gpu")
         attained = requests_of(folder / label)["slo_ok"].mean()
         assert single["metrics"]["slo_attainment"] == pytest.approx(attained, rel=1e-12)

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from tests.oracle.equations import e_dec, e_pre, t_dec, t_pre
+from tests.oracle.equations import drawn_j, e_dec, e_pre, t_dec, t_pre
 from tests.oracle.model import OracleScenario
 from tests.oracle.records import Request, Step
 
@@ -58,7 +58,7 @@ class Engine:
             n = sum(new for _, _, new in pieces)
             s2 = sum((cached + new) ** 2 - cached**2 for _, cached, new in pieces)
             end = clock + t_pre(c.t_pre, n, len(pieces), s2)
-            self.steps.append(Step(clock, end, "prefill", e_pre(c.e_pre, n, s2), tuple(r.id for r, _, _ in pieces)))
+            self._record(clock, end, "prefill", e_pre(c.e_pre, n, s2), tuple(r.id for r, _, _ in pieces))
             for r, cached, new in pieces:
                 r.pieces.append((end, new))
                 if cached + new == r.isl:
@@ -74,10 +74,15 @@ class Engine:
         b = len(running)
         k = sum(r.isl + len(r.token_s) for r in running)
         end = clock + t_dec(c.t_dec, b, k)
-        self.steps.append(Step(clock, end, "decode", e_dec(c.e_dec, b, k), tuple(r.id for r in running)))
+        self._record(clock, end, "decode", e_dec(c.e_dec, b, k), tuple(r.id for r in running))
         for r in running:
             self._give_token(r, end)
         return end
+
+    def _record(self, start: float, end: float, kind: str, asked_j: float, requests: tuple[int, ...]) -> None:
+        idle_w, max_w = self.s.idle_w_per_gpu * self.s.tp, self.s.max_w_per_gpu * self.s.tp
+        above = asked_j > max_w * (end - start) * (1.0 + 1e-9)
+        self.steps.append(Step(start, end, kind, drawn_j(asked_j, end - start, idle_w, max_w), requests, above))
 
     @staticmethod
     def _give_token(r: Request, end: float) -> None:

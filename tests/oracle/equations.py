@@ -17,10 +17,22 @@ def t_dec(c: dict, b: float, k: float) -> float:
 
 
 def e_pre(c: dict, n: float, s2: float) -> float:
-    """Joules of a prefill step."""
+    """Joules that a prefill step asks for."""
     return c["e_pre0"] + c["e_pre_tok"] * n + c["e_pre_sq"] * s2
 
 
+def e_fix(c: dict, b: float) -> float:
+    """Joules of a decode step over b requests that they share; a world without a knee has no names for it."""
+    return c["e_dec0"] + (c.get("e_dec_req_below", 0.0) - c["e_dec_req"]) * min(b, c.get("batch_knee", 0.0))
+
+
 def e_dec(c: dict, b: float, k: float) -> float:
-    """Joules of a decode step."""
-    return c["e_dec0"] + c["e_dec_req"] * b + c["e_dec_kv"] * k
+    """Joules that a decode step asks for."""
+    return e_fix(c, b) + c["e_dec_req"] * b + c["e_dec_kv"] * k
+
+
+def drawn_j(asked: float, t: float, idle_w: float, max_w: float) -> float:
+    """Joules that a step of t seconds takes: no less than idling, no more than the boards can draw."""
+    if asked < idle_w * t:
+        return idle_w * t
+    return min(asked, max_w * t)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from tests.oracle.equations import t_dec, t_pre
+from tests.oracle.equations import e_fix, t_dec, t_pre
 from tests.oracle.model import OracleScenario
 from tests.oracle.records import Request
 
@@ -57,7 +57,7 @@ def latency(s: OracleScenario, rtt_s: float, r: Request, at: Belief, means: Mean
 
 def energy_j(s: OracleScenario, r: Request, b: float, q: float) -> float:
     """E: energy of a request at an engine that runs b others and holds q in its queue."""
-    return s.e_pre["e_pre0"] / (1.0 + q) + r.believed_osl * s.e_dec["e_dec0"] / (b + 1.0) + marginal_energy_j(s, r)
+    return s.e_pre["e_pre0"] / (1.0 + q) + r.believed_osl * e_fix(s.e_dec, b + 1.0) / (b + 1.0) + marginal_energy_j(s, r)
 
 
 def marginal_energy_j(s: OracleScenario, r: Request) -> float:
@@ -75,7 +75,7 @@ def headroom(s: OracleScenario, dc: int, at: Belief) -> int:
 def waking_j(s: OracleScenario, means: Means) -> float:
     """Energy that one engine spends on a request's steps alone, over what it would have drawn idle."""
     idle_j = s.idle_w_per_gpu * s.tp * t_dec(s.t_dec, 1.0, means.isl + means.osl / 2.0)
-    return max(0.0, s.e_pre["e_pre0"] + means.osl * (s.e_dec["e_dec0"] - idle_j))
+    return max(0.0, s.e_pre["e_pre0"] + means.osl * (e_fix(s.e_dec, 1.0) - idle_j))
 
 
 def unloaded_s_per_token(s: OracleScenario, means: Means) -> float:

@@ -39,6 +39,7 @@ class OracleScenario:
     e_pre: dict
     e_dec: dict
     idle_w_per_gpu: float
+    max_w_per_gpu: float
     host_w: float
     # policy
     slo_ttft_s: float
@@ -72,6 +73,7 @@ class OracleResult:
     ledger: list[list[dict[str, float]]]  # [interval][dc] -> prefill_j, decode_j, idle_j, host_j, carbon_g
     drain_energy_j: float
     drain_carbon_g: float
+    above_board: int  # steps that ask for more than board power
     prefill_s: list[float]  # per engine, between the warm-up and the horizon
     decode_s: list[float]
     idle_s: list[float]

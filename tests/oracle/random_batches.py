@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tests.oracle.equations import t_dec, t_pre
 from tests.oracle.model import OracleScenario
-from tests.oracle.random_scenarios import Kind, own_dcs, round_trips, step_times
+from tests.oracle.random_scenarios import Kind, boards, own_dcs, round_trips, step_times
 
 KINDS = (
     Kind((3, 1, 2), (1, 2, 1), 6, 2, 48, 12, 8),
@@ -39,6 +39,7 @@ def random_batches(seed: int) -> OracleScenario:
     own = own_dcs(rng, k.n_schedulers, len(k.nodes))
     # The iterative ILP thinks again where requests crowd each other out.
     slack = rng.choice((1.4, 1.8, 2.5, 4.0, 1e4) if policy[0] == "iterative_ilp" else (2.0, 3.0, 5.0, 5.0, 10.0, 1e4, 1e4))
+    knee, max_w_per_gpu = boards(seed)
     return OracleScenario(
         window_s=window_s,
         poll_windows=k.poll_windows,
@@ -63,8 +64,9 @@ def random_batches(seed: int) -> OracleScenario:
         tp=rng.choice((1, 2, 4)),
         **seconds,
         e_pre={"e_pre0": rng.uniform(0.5, 3.0), "e_pre_tok": rng.uniform(0.01, 0.04), "e_pre_sq": rng.choice((0.0, 2e-7))},
-        e_dec={"e_dec0": rng.uniform(1.0, 4.0), "e_dec_req": rng.uniform(0.02, 2.0), "e_dec_kv": rng.choice((0.0, 3e-5))},
+        e_dec={"e_dec0": rng.uniform(1.0, 4.0), "e_dec_req": rng.uniform(0.02, 2.0), "e_dec_kv": rng.choice((0.0, 3e-5))} | knee,
         idle_w_per_gpu=rng.choice((0.0, 10.0, 72.5)),
+        max_w_per_gpu=max_w_per_gpu,
         host_w=rng.choice((0.0, 300.0)),
         slo_ttft_s=slack * t_pre(seconds["t_pre"], mean_isl, 1, mean_isl**2),
         slo_tpot_s=slack * t_dec(seconds["t_dec"], 1, mean_isl + mean_osl),

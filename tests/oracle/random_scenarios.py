@@ -58,6 +58,7 @@ def random_scenario(seed: int, kind: int | None = None) -> OracleScenario:
         policy = ("greedy", rng.choice((0.0, 0.3, 0.7, 1.0)), *policy[2:])
     mean_isl, mean_osl = sum(isl) / n, sum(osl) / n
     slack = rng.choice((1e-6, 1.2, 2.5, 2.5, 6.0, 6.0, 1e4))
+    knee, max_w_per_gpu = boards(seed)
     return OracleScenario(
         window_s=window_s,
         poll_windows=k.poll_windows,
@@ -82,8 +83,9 @@ def random_scenario(seed: int, kind: int | None = None) -> OracleScenario:
         tp=rng.choice((1, 2, 4)),
         **seconds,
         e_pre={"e_pre0": rng.uniform(0.5, 3.0), "e_pre_tok": rng.uniform(0.01, 0.04), "e_pre_sq": rng.choice((0.0, 2e-7))},
-        e_dec={"e_dec0": rng.uniform(1.0, 4.0), "e_dec_req": rng.uniform(0.02, 0.1), "e_dec_kv": rng.choice((0.0, 3e-5))},
+        e_dec={"e_dec0": rng.uniform(1.0, 4.0), "e_dec_req": rng.uniform(0.02, 0.1), "e_dec_kv": rng.choice((0.0, 3e-5))} | knee,
         idle_w_per_gpu=rng.choice((0.0, 60.0, 72.5)),
+        max_w_per_gpu=max_w_per_gpu,
         host_w=rng.choice((0.0, 300.0)),
         slo_ttft_s=slack * t_pre(seconds["t_pre"], mean_isl, 1, mean_isl**2),
         slo_tpot_s=slack * t_dec(seconds["t_dec"], 1, mean_isl + mean_osl),
@@ -91,6 +93,16 @@ def random_scenario(seed: int, kind: int | None = None) -> OracleScenario:
         ledger=rng.choice(("off", "reset", "in-flight")),
         policy=policy,
     )
+
+
+def boards(seed: int) -> tuple[dict[str, float], float]:
+    """Names of a knee in the decode energy, or none, and board power: some hold no step, some many, some nearly all.
+
+    From a generator of their own, so that all else in a world is what it was without them.
+    """
+    rng = random.Random(f"boards of {seed}")
+    knee = {"e_dec_req_below": rng.uniform(0.1, 0.5), "batch_knee": rng.choice((1.5, 3.0))} if rng.random() < 0.4 else {}
+    return knee, rng.choice((80.0, 150.0, 400.0, 1e5))
 
 
 def _lengths(rng: random.Random, n: int, k: Kind) -> tuple[list[int], list[int]]:

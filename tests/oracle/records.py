@@ -39,6 +39,7 @@ class Step:
     kind: str  # "prefill" | "decode"
     energy_j: float
     requests: tuple[int, ...]
+    above_board: bool  # it asks for more than the boards can draw
 
 
 @dataclass(frozen=True, slots=True)

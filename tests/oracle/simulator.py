@@ -132,6 +132,7 @@ def simulate(scenario: OracleScenario) -> OracleResult:
         ledger=ledger,
         drain_energy_j=drain_j,
         drain_carbon_g=drain_g,
+        above_board=sum(step.above_board for engine in simulation.engines for step in engine.steps),
         prefill_s=[x[0] for x in seconds],
         decode_s=[x[1] for x in seconds],
         idle_s=[x[2] for x in seconds],

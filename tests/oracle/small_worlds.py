@@ -41,6 +41,7 @@ def scenario(requests: list[tuple[float, int, int]], **changes) -> OracleScenari
         e_pre={"e_pre0": 8.0, "e_pre_tok": 0.0, "e_pre_sq": 0.0},
         e_dec={"e_dec0": 4.0, "e_dec_req": 0.0, "e_dec_kv": 0.0},
         idle_w_per_gpu=0.0,
+        max_w_per_gpu=1e6,
         host_w=0.0,
         slo_ttft_s=1e9,
         slo_tpot_s=1e9,

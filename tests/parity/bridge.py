@@ -40,6 +40,7 @@ class EngineResult:
     queued: np.ndarray
     under_way: np.ndarray  # [steps]
     seen: np.ndarray  # [steps, 4, D]
+    above_board: int
     step_windows: int
 
 
@@ -93,6 +94,7 @@ def fleet_of(s: OracleScenario) -> Fleet:
         window_max_requests=np.int32(s.window_max_requests),
         forward_window=np.bool_(s.remote_window),
         idle_w=s.idle_w_per_gpu * s.tp,
+        max_w=s.max_w_per_gpu * s.tp,
         n_engines=int(engines.sum()),
     )
 
@@ -153,7 +155,10 @@ def finish(scenarios: list[OracleScenario], simulation: Simulation, advances: li
         assert simulation.next_step * simulation.sizes.step_windows < MOST_WINDOWS, "requests that never finish"
         advances.append(simulation.advance())
     step = simulation.sizes.step_windows
-    return [collect(s, [chunk[i] for chunk in advances], simulation.engine_s(i), step) for i, s in enumerate(scenarios)]
+    return [
+        collect(s, [chunk[i] for chunk in advances], simulation.engine_s(i), simulation.steps_above_board(i), step)
+        for i, s in enumerate(scenarios)
+    ]
 
 
 def run_engine(s: OracleScenario, *, step_windows: int | None = None, **sizes: int) -> EngineResult:
@@ -169,7 +174,7 @@ def by_interval(s: OracleScenario, expected: OracleResult, name: str) -> np.ndar
     return np.add.reduceat(rows, [i for i, k in enumerate(interval_windows(s)[:-1]) if k % s.ledger_windows == 0], axis=0)
 
 
-def collect(s: OracleScenario, advances: list[Advance], engine_s: np.ndarray, step_windows: int) -> EngineResult:
+def collect(s: OracleScenario, advances: list[Advance], engine_s: np.ndarray, above_board: int, step_windows: int) -> EngineResult:
     """Put the chunks of one run together, whose requests must follow one another without gap or overlap."""
     finished = [advance.finished for advance in advances]
     sent_off = np.cumsum([0, *(len(f.finish_s) for f in finished)])
@@ -195,5 +200,6 @@ def collect(s: OracleScenario, advances: list[Advance], engine_s: np.ndarray, st
         **{name: requests(name) for name in ("dc_arrival_s", "admit_s", "first_token_s", "finish_s")},
         **{name: steps(name) for name in ("prefill_j", "decode_j", "idle_s", "running", "queued", "under_way", "seen")},
         engine_s=engine_s[:, order],
+        above_board=above_board,
         step_windows=step_windows,
     )

@@ -38,6 +38,7 @@ def compare_requests(expected: OracleResult, got: EngineResult) -> None:
 
 
 def compare_energies(s: OracleScenario, expected: OracleResult, got: EngineResult) -> None:
+    assert got.above_board == expected.above_board
     kept = s.horizon_windows // got.step_windows
     first = np.arange(0, kept, s.ledger_windows // got.step_windows)
     for name, per_step in (("prefill_j", got.prefill_j), ("decode_j", got.decode_j), ("idle_j", got.idle_s * s.idle_w_per_gpu * s.tp)):

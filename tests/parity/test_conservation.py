@@ -94,6 +94,7 @@ def test_tokens_served_are_tokens_asked(group: tuple[int, bool]):
     by_end = sorted(decoding, key=lambda seed: max(reference(seed).finish_s) / world(seed).window_s)
     s = world(by_end[len(by_end) // 2])
     none_pre, none_dec = dict.fromkeys(s.e_pre, 0.0), dict.fromkeys(s.e_dec, 0.0)
+    s = replace(s, idle_w_per_gpu=0.0, max_w_per_gpu=1e9)  # which hold no step
     tokens = replace(s, e_pre=none_pre | {"e_pre_tok": 1.0}, e_dec=none_dec | {"e_dec_req": 1.0})
     context = replace(s, e_pre=none_pre | {"e_pre_sq": 1.0}, e_dec=none_dec | {"e_dec_kv": 1.0})
     isl, osl = np.array(s.isl), np.array(s.osl)

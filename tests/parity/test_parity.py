@@ -11,6 +11,7 @@ from jaxserve.engine.lane import Advance
 from jaxserve.scenario.compile import Compiled
 from jaxserve.units import J_PER_KWH
 from tests.oracle.energy import interval_windows
+from tests.oracle.equations import e_dec, t_dec
 from tests.oracle.model import OracleScenario
 from tests.oracle.random_scenarios import KINDS
 from tests.parity.bridge import EngineResult, by_interval, fleet_of, run_engine
@@ -58,6 +59,7 @@ def test_energy_ledger(seed: int):
         entries = np.add.reduceat(per_step[:kept], first, axis=0)
         wanted = by_interval(s, expected, name)
         assert np.max(np.abs(entries - wanted)) <= EXACT * np.max(wanted), name
+    assert got.above_board == expected.above_board
     drain_j = got.prefill_j[kept:].sum() + got.decode_j[kept:].sum()
     assert drain_j == pytest.approx(expected.drain_energy_j, rel=EXACT, abs=EXACT)
 
@@ -103,6 +105,19 @@ def test_carbon():
         assert drain_g == pytest.approx(expected.drain_carbon_g, rel=EXACT, abs=EXACT)
         compared += any(k % s.ledger_windows for k in windows[:-1])
     assert compared >= 30
+
+
+def test_boards_hold_some_steps_and_idling_others():
+    """Both bounds of step energy bind in these worlds, each on many steps and in many worlds, and neither on all."""
+    above = [reference(seed).above_board for seed in ALL]
+    assert sum(n > 0 for n in above) > 30 < sum(n == 0 for n in above)
+    held = 0
+    for seed in ALL:
+        s = world(seed)
+        least_w = s.idle_w_per_gpu * s.tp
+        asked = [e_dec(s.e_dec, b, b * min(s.isl)) / t_dec(s.t_dec, b, b * min(s.isl)) for b in range(1, s.max_num_seqs + 1)]
+        held += min(asked) < least_w
+    assert held > 40
 
 
 @pytest.mark.parametrize("seed", ALL)

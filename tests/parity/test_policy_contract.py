@@ -207,10 +207,10 @@ def test_equal_dcs_cost_what_home_costs(kind: str, shape: str) -> None:
             continue
         isl, osl = (np.asarray(column)[first:last] for column in (moment.arrivals.isl, moment.arrivals.osl_believed))
         joules = prefill.e_pre_tok * isl + prefill.e_pre_sq * isl**2 + osl * (decode.e_dec_req + decode.e_dec_kv * (isl + osl / 2))
-        alone = prefill.e_pre0 + osl * decode.e_dec0
+        alone = prefill.e_pre0 + osl * float(decode.shared(1.0))
         if kind == "facility_milp":
             step_s = float(fleet.decode_time(1.0, isl.mean() + osl.mean() / 2))
-            at_home_j = joules.sum() + max(0.0, prefill.e_pre0 + osl.mean() * (decode.e_dec0 - fleet.idle_w * step_s))
+            at_home_j = joules.sum() + max(0.0, prefill.e_pre0 + osl.mean() * (float(decode.shared(1.0)) - fleet.idle_w * step_s))
         else:
             at_home_j = (joules + alone).sum()
         objective = float(told.objective[0, g])

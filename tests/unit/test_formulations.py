@@ -10,6 +10,7 @@ import pytest
 
 from jaxserve.engine.batch import Batch
 from jaxserve.engine.control import View
+from jaxserve.perf.power import DecodeEnergy
 from jaxserve.policies.estimate import energy_j, headroom, marginal_energy_j
 from jaxserve.policies.formulations import AbstractFormulation, FacilityMilp, GreenLlm, Ilp, IterativeIlp
 from jaxserve.solvers.problem import AssignmentProblem
@@ -50,6 +51,20 @@ def test_energy_of_a_request() -> None:
     np.testing.assert_allclose(energy_j(view, jnp.float64(4.0), jnp.float64(2.0)), [19.0, 29.0], rtol=ROUNDED)
     np.testing.assert_allclose(marginal_energy_j(view.fleet, jnp.float64(4.0), jnp.float64(2.0)), 13.0, rtol=ROUNDED)
     assert [joules(4.0, 2.0, 1.0, 3.0), joules(4.0, 2.0, 0.0, 0.0)] == [19.0, 29.0]
+
+
+def test_energy_of_a_request_below_and_above_a_knee() -> None:
+    """3 J a request up to 2 of them, then 1 J: of a step's 4 + 3*B J or 8 + 1*(B - 2) J, 1 J a request is its own, 6 J or 8 J are shared.
+
+    isl 4, osl 2, alone: 8 + 6 + 2 * (6/1 + 1 + 0.5*5); as the sixth: 14 + 2 * (8/6 + 3.5).
+    """
+    fleet = fleet_with(decode_energy=DecodeEnergy(4.0, 1.0, 0.5, 3.0, 2.0))
+    assert [float(fleet.decode_energy(b, 0.0)) for b in (1.0, 2.0, 6.0)] == [7.0, 10.0, 14.0]
+    view = view_of(fleet, [{}, {"batch": 5.0}], MEANS)
+    np.testing.assert_allclose(energy_j(view, jnp.float64(4.0), jnp.float64(2.0)), [33.0, 21.0 + 8.0 / 3.0], rtol=ROUNDED)
+    # Waking an engine costs what is shared by one: 8 + 2 * 6 J, here at 1 s of no idle power.
+    opening = ask(FacilityMilp.of(), view_of(fleet, [{}], MEANS), batch_of([4.0], [2.0])).opening
+    np.testing.assert_allclose(opening, 100.0 * 20.0 / J_PER_KWH, rtol=ROUNDED)
 
 
 def test_headroom() -> None:

@@ -125,7 +125,7 @@ class TestEnergy:
             t_dec=NO_DEC | {"alpha0": 2.0},
             e_pre={"e_pre0": 7.0, "e_pre_tok": 0.0, "e_pre_sq": 0.0},
             e_dec={"e_dec0": 8.0, "e_dec_req": 0.0, "e_dec_kv": 0.0},
-            idle_w_per_gpu=10.0,
+            idle_w_per_gpu=0.5,
             host_w=100.0,
             pue=[1.5],
             ci=lambda k: [100.0, 100.0, 300.0, 400.0, 500.0][k : k + 1],
@@ -134,15 +134,22 @@ class TestEnergy:
         rows = [row[0] for row in r.ledger]
         assert [x["prefill_j"] for x in rows] == [2.0, 2.0, 2.0, 1.0]
         assert [x["decode_j"] for x in rows] == [0.0, 0.0, 0.0, 2.0]
-        assert [x["idle_j"] for x in rows] == [20.0 + 40.0, 20.0, 20.0, 20.0]
+        assert [x["idle_j"] for x in rows] == [1.0 + 2.0, 1.0, 1.0, 1.0]
         assert [x["host_j"] for x in rows] == [400.0, 200.0, 200.0, 200.0]
-        assert [x["carbon_g"] for x in rows] == [1.5 * ci * j / 3.6e6 for ci, j in ((100, 462), (300, 222), (400, 222), (500, 223))]
+        assert [x["carbon_g"] for x in rows] == [1.5 * ci * j / 3.6e6 for ci, j in ((100, 405), (300, 203), (400, 203), (500, 204))]
         assert (r.drain_energy_j, r.drain_carbon_g) == (6.0, 1.5 * 500 * 6 / 3.6e6)
         assert (r.prefill_s, r.decode_s, r.idle_s) == ([3.5, 0.0], [0.5, 0.0], [1.0, 5.0])
         # Counted from 2 s on: the rows are cut there (as they are), and of the seconds two fewer are left.
         warm = simulate(replace(s, ledger_windows=5, warmup_windows=2))
         assert warm.ledger == r.ledger
         assert (warm.prefill_s, warm.decode_s, warm.idle_s) == ([2.5, 0.0], [0.5, 0.0], [0.0, 3.0])
+
+    def test_no_step_takes_less_than_idling_or_more_than_the_boards(self):
+        # Prefill asks for 8 J in 1 s, each of the two decode steps for 4 J in 0.75 s; two GPUs idle at 3 W each, or may draw 3.5 W each.
+        for watts, joules, above in (((3.0, 9.0), (8.0, 9.0), 0), ((0.0, 3.5), (7.0, 8.0), 1), ((4.5, 4.5), (9.0, 13.5), 0)):
+            r = simulate(scenario([(1.0, 2, 3)], tp=2, idle_w_per_gpu=watts[0], max_w_per_gpu=watts[1]))
+            row = [sum(row[0][use] for row in r.ledger) for use in ("prefill_j", "decode_j")]
+            assert (*row, r.above_board) == (*joules, above)
 
     def test_step_wholly_after_the_horizon_is_drain(self):
         r = simulate(scenario([(9.5, 1, 3)]))  # prefill [9.5, 10.5], decode to 12

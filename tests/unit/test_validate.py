@@ -82,7 +82,8 @@ def exact_shares(path: Path, limits: Mapping[str, int]) -> Floats:
     """Each request's joules [R], step by step from the reference engine: prefill by tokens, decode equally."""
     read, c = read_log(path), COEFFICIENTS
     t_dec = {**c.decode_time.model_dump(exclude={"form", "alpha1_below", "batch_knee"})}
-    energies = {"e_pre": c.prefill_energy.model_dump(), "e_dec": c.decode_energy.model_dump()}
+    power = {"tp": c.setup.tp, "idle_w_per_gpu": c.power.idle_w_per_gpu, "max_w_per_gpu": c.power.max_w_per_gpu}
+    energies = power | {"e_pre": c.prefill_energy.model_dump(), "e_dec": c.decode_energy.model_dump(exclude_none=True)}
     world = SimpleNamespace(batching="prefill_first", t_pre=c.prefill_time.model_dump(), t_dec=t_dec, **energies, **limits)
     engine, out = Engine(world), np.zeros(len(read))  # type: ignore[arg-type]
     drive(engine, [Request(i, 0, a, int(n), int(o), dc_arrival_s=a) for i, (a, n, o) in enumerate(zip(read.arrival_s, read.isl, read.osl))])
