@@ -231,7 +231,7 @@ class TestCarrying:
 
     def test_all_finish_at_most(self):
         at = View(p_s=0.0, window=0, b=2.0, q_tokens=0.0, k=24.0, duty=0.0, ci=0.0, progress=7.0)
-        # 16 steps: G 14 + 32, an age of 23, 16/8 * 23/8 > 1. Of their 24 + 32 tokens those beyond two of the mean go with them.
+        # 16 steps: G 14 + 32, an age of 23, 16/8 * 23/8 > 1. Nobody who runs holds no context.
         assert self.carried(at, t_dec=NO_DEC | {"alpha0": 1 / 32}) == (0.0,) * 7
 
     def test_who_are_of_the_usual_age_leave_at_the_usual_rate(self):
