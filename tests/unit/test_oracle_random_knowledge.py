@@ -130,7 +130,7 @@ def routing(s: OracleScenario) -> list[int]:
 
 
 def test_knowledge_matters():
-    """In most worlds of two schedulers or more it sends some request elsewhere; each part of it does by itself. A fifth of them shows it."""
+    """In most worlds of two schedulers or more it sends some request elsewhere; each part of it by itself too. A fifth of them shows it."""
     moved = {"peers": 0, "view": 0, "headroom": 0, "all": 0}
     several = [s for s in WORLDS if len(s.own) > 1][::5]
     plain = {"peers": "unknown", "view": "snapshot", "headroom": "whole"}
