@@ -49,16 +49,16 @@ def alike(s: OracleScenario, scheduler: int) -> float:
     return float(len(s.own)) if s.alike is None else s.alike[scheduler]
 
 
-def most_running(s: OracleScenario, means: Means) -> int:
-    """m: requests that an engine takes at once."""
-    return max(1, min(s.batch_capacity, math.floor(s.kv_capacity_tokens / (means.isl + means.osl))))
+def most_running(s: OracleScenario, means: Means, limit: int) -> int:
+    """m or M: requests of mean lengths that an engine takes at once, and no more than the limit."""
+    return max(1, min(limit, math.floor(s.kv_capacity_tokens / (means.isl + means.osl))))
 
 
 def latency(s: OracleScenario, rtt_s: float, r: Request, at: Belief, means: Means) -> tuple[float, float]:
     """(TTFT, TPOT) to expect of a request at a DC."""
     osl = r.believed_osl
     duty = min(at.duty, 0.95)
-    m = most_running(s, means)
+    m = most_running(s, means, s.batch_capacity)
     t_res = means.osl * t_dec(s.t_dec, max(at.b, 1.0), at.k) / (1.0 - duty)
     above_mean = 2.33 * math.sqrt(at.b + at.q + at.unseen) if s.view == "aged" else 0.0
     wait = max(0.0, at.b + at.q + above_mean + 1.0 - m) * t_res / m

@@ -111,7 +111,7 @@ class Knowledge:
         mine, self.ledger[d] = self.ledger[d], []
         at.unseen += w * len(mine) / n_d + o * s.window_s / n_d
         at.q_tokens += w * sum(x.isl for x in mine) / n_d + o * s.window_s / n_d * means.isl
-        tokens = min(at.q_tokens, max(0.0, most_running(s, means) - at.b) * means.isl)
+        tokens = min(at.q_tokens, max(0.0, most_running(s, means, s.max_num_seqs) - at.b) * means.isl)
         admitted = tokens / means.isl
         prefills = min(admitted, max(1.0, s.window_s / t_dec(s.t_dec, max(at.b, 1.0), at.k)))
         if prefills > 0.0:

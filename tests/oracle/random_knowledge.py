@@ -13,6 +13,7 @@ from tests.oracle.random_scenarios import KINDS, random_scenario, round_trips
 REQUEST_SEEDS = range(30 * len(KINDS), 43 * len(KINDS))
 BATCH_SEEDS = range(6 * GROUPS, 18 * GROUPS)
 OWNER_SEEDS = BATCH_SEEDS[len(BATCH_SEEDS) // 2 :]  # in which owners place anew what is forwarded to them, if the policy decides batches
+MOST_IN_A_BATCH = 40  # what is handed over at one instant may be all there is, and batches have places for that
 
 
 def informed_scenario(seed: int) -> OracleScenario:
@@ -29,7 +30,8 @@ def informed_batches(seed: int) -> OracleScenario:
     if seed in OWNER_SEEDS and s.policy[0] != "moer_soft":
         own = _uneven_own(rng, s) if rng.random() < 0.6 else s.own
         rtt_s = round_trips(rng, own, len(s.nodes), s.window_s)
-        s = replace(s, forwarding="owner", decision=("none",), own=own, rtt_s=rtt_s)
+        most = min(s.window_max_requests, MOST_IN_A_BATCH)
+        s = replace(s, forwarding="owner", decision=("none",), own=own, rtt_s=rtt_s, window_max_requests=most)
     return _informed(rng, s)
 
 

@@ -202,12 +202,12 @@ class TestCarrying:
     def test_room_for_one(self):
         left = 3 * 2 / 8 * (14 / 3) / 8  # two decode steps of three: G 2*4 + 2*3
         wanted = (3 - left, 8.0, 24 + 4 + 6 - left * 12, 0.375, 0.0, 1.0, (14 - left * 8) / (3 - left))
-        assert self.carried(self.busy(), sent=1, batch_capacity=3) == pytest.approx(wanted, rel=ROUNDING)
+        assert self.carried(self.busy(), sent=1, max_num_seqs=3) == pytest.approx(wanted, rel=ROUNDING)
 
     def test_no_room(self):
         left = 2 * 4 / 8 * 8 / 8  # four decode steps of two: G 2*4 + 4*2
         wanted = (2 - left, 8.0, 24 + 8 - left * 12, 0.125, 0.0, 0.0, (16 - left * 8) / (2 - left))
-        assert self.carried(self.busy(), batch_capacity=1) == pytest.approx(wanted, rel=ROUNDING)
+        assert self.carried(self.busy(), max_num_seqs=1, batch_capacity=80) == pytest.approx(wanted, rel=ROUNDING)
 
     def test_more_are_admitted_than_decode_steps_fit_between(self):
         pre = NO_PRE | {"tok_slope_below": 1 / 128, "tok_knee": 10, "tok_slope_above": 1 / 64, "b0": 1 / 16, "b1": 1 / 32, "b2": 1 / 1024}
@@ -226,7 +226,7 @@ class TestCarrying:
     def test_others_come_by_weight_and_by_rate(self):
         at = View(p_s=0.0, window=0, b=0.0, q_tokens=0.0, k=0.0, duty=0.0, ci=0.0)
         # 1.5 for the one sent and half a second of 3 a second: 3 for 2 engines. They fill the one place of each, and half a request waits.
-        b, q, *_, unseen, _ = self.carried(at, sent=1, w=1.5, o=3.0, nodes=[2], batch_capacity=1, t_pre=NO_PRE | {"b0": 0.5})
+        b, q, *_, unseen, _ = self.carried(at, sent=1, w=1.5, o=3.0, nodes=[2], max_num_seqs=1, t_pre=NO_PRE | {"b0": 0.5})
         assert (b, q, unseen) == (1.0, 2.0, 1.5)
 
     def test_all_finish_at_most(self):

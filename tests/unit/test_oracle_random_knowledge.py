@@ -150,5 +150,5 @@ def test_what_is_new_leaves_the_rest_of_a_world_as_it_was():
             (random_scenario(seed), informed_scenario(seed)) if seed in REQUEST_SEEDS else (random_batches(seed), informed_batches(seed))
         )
         changed = {name for name in vars(before) if name != "ci" and getattr(before, name) != getattr(after, name)}
-        by_owner = {"forwarding", "decision", "own", "rtt_s"} if after.forwarding == "owner" else set()
+        by_owner = {"forwarding", "decision", "own", "rtt_s", "window_max_requests"} if after.forwarding == "owner" else set()
         assert changed <= new | by_owner | ({"policy"} if before.policy == ("round_robin",) else set())
