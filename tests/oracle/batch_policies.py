@@ -6,19 +6,19 @@ from collections.abc import Callable
 import numpy as np
 
 from tests.oracle.assignment import Assignment, assign, assign_and_open
-from tests.oracle.datacenter import Snapshot
 from tests.oracle.estimates import WHOLE, Belief, energy_j, headroom, latency, marginal_energy_j, n_engines, unloaded_s_per_token, waking_j
 from tests.oracle.policies import Scheduler
 from tests.oracle.records import Batch, Request
+from tests.oracle.timeline import window_of
 
 BATCH_POLICIES = ("ilp", "iterative_ilp", "facility_milp", "green_llm", "moer_cap")
 GREEN_LLM_S = 5.0  # what Green-LLM allows rtt + v*(isl + osl)
 J_PER_KWH = 3.6e6
 
 
-def decide_batch(g: Scheduler, batch: list[Request], decided_s: float, snapshots: list[Snapshot]) -> Batch:
-    """Choose DCs for the requests of a batch, which are in order of arrival, and send them off."""
-    p = Problem(g, batch, snapshots)
+def decide_batch(g: Scheduler, batch: list[Request], decided_s: float, *, handed: bool = False) -> Batch:
+    """Choose DCs for the requests of a batch, in the order in which they came, and send them off; own DCs alone for `handed` ones."""
+    p = Problem(g, batch, decided_s, own_only=handed)
     plan = None
     if p.kind == "moer_cap":
         status = "rule"
@@ -35,18 +35,22 @@ def decide_batch(g: Scheduler, batch: list[Request], decided_s: float, snapshots
 class Problem:
     """A batch, and what its scheduler takes the DCs to be at the close."""
 
-    def __init__(self, g: Scheduler, batch: list[Request], snapshots: list[Snapshot]):
+    def __init__(self, g: Scheduler, batch: list[Request], decided_s: float, *, own_only: bool = False):
         self.g, self.s, self.batch = g, g.s, batch
         self.kind, *self.options = g.s.policy
+        self.order = [d for d in g.order if d in g.own or not own_only]  # where the requests may go
         self.means = g.means(batch)
-        self.at = [g.belief(d, snap, self.means) for d, snap in enumerate(snapshots)]
-        self.headroom = [headroom(g.s, d, at) for d, at in enumerate(self.at)]
+        g.knows.carry(window_of(decided_s, g.s.window_s), self.means)
+        self.at = [g.knows.belief(d, self.means) for d in range(len(g.s.nodes))]
+        self.headroom = [headroom(g.s, g.index, d, at) for d, at in enumerate(self.at)]
         self.margins: list[float] = []  # how near, relatively, each choice came to another one
         self.feasible = [[self._within(r, d, at) for d, at in enumerate(self.at)] for r in batch]
         self.solvable = [i for i, row in enumerate(self.feasible) if any(row)]  # what reaches the solver
 
     def _within(self, r: Request, d: int, at: Belief) -> bool:
         """Whether a DC is feasible for a request; always, for `moer_cap`."""
+        if d not in self.order:
+            return False
         if self.kind == "moer_cap":
             return True
         if self.kind != "green_llm":
@@ -134,7 +138,7 @@ def opening_g(p: Problem, costs: np.ndarray, idle_share: str, variant: str) -> l
 def _moer_cap(p: Problem, cap: float) -> list[int]:
     """Cleanest DC first, each up to its share of the batch; what the shares leave over goes to the last."""
     most = math.ceil(cap * len(p.batch) - WHOLE)
-    cleanest_first = sorted(p.g.order, key=lambda d: p.at[d].ci)  # a stable sort: equals stay in the scheduler's order
+    cleanest_first = sorted(p.order, key=lambda d: p.at[d].ci)  # a stable sort: equals stay in the scheduler's order
     places = [d for d in cleanest_first for _ in range(most)]
     return [places[i] if i < len(places) else cleanest_first[-1] for i in range(len(p.batch))]
 
@@ -149,12 +153,12 @@ def _with_fallback(p: Problem, plan: Assignment | None) -> tuple[list[int], int,
         if i in planned:
             dcs.append(planned[i])
             continue
-        open_to_it = [d for d in p.g.order if left[d] > 0 and p.keeps_slo(r, d, p.at[d])]
+        open_to_it = [d for d in p.order if left[d] > 0 and p.keeps_slo(r, d, p.at[d])]
         if open_to_it:
             dcs.append(min(open_to_it, key=lambda d: p.at[d].ci))
             left[dcs[-1]] -= 1
             by_carbon += 1
         else:
-            dcs.append(p.g.next_in_turn())
+            dcs.append(p.g.next_in_turn(p.order))
             in_turn += 1
     return dcs, by_carbon, in_turn

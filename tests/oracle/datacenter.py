@@ -19,6 +19,7 @@ class Snapshot:
     k: float
     duty: float
     ci: float
+    came: tuple[int, ...]  # A: by scheduler, requests that it placed and that have reached the DC since the poll before
 
 
 class DataCenter:
@@ -31,7 +32,13 @@ class DataCenter:
         self.per_node = scenario.engines_per_node[index]
         self.engines = [Engine(scenario) for _ in range(self.n_nodes * self.per_node)]
         self.sent: list[Request] = []  # on the way, waiting or running; finished ones are dropped at polls
+        self.uncounted: list[Request] = []  # sent here, and not yet among those that a poll has told to have come
         self.reached = 0
+
+    def send(self, r: Request) -> None:
+        """Expect a request."""
+        self.sent.append(r)
+        self.uncounted.append(r)
 
     def place(self, r: Request) -> int:
         """Give the next request to reach the DC its engine; return the engine's position in `engines`."""
@@ -55,11 +62,19 @@ class DataCenter:
             k=sum(cached_tokens(r, p) for r in running) / n,
             duty=sum(self._duty(e, p) for e in self.engines) / n,
             ci=self.s.ci(min(window, self.s.horizon_windows - 1))[self.index],  # no later one need be known
+            came=self._came(p),
         )
 
     def empty_snapshot(self, window: int) -> Snapshot:
         """What is known of the DC before its first poll: the poll before it, at a negative time."""
-        return Snapshot(p_s=window * self.s.window_s, b=0.0, q=0.0, k=0.0, duty=0.0, ci=self.s.ci(0)[self.index])
+        nobody = (0,) * len(self.s.own)
+        return Snapshot(p_s=window * self.s.window_s, b=0.0, q=0.0, k=0.0, duty=0.0, ci=self.s.ci(0)[self.index], came=nobody)
+
+    def _came(self, p: float) -> tuple[int, ...]:
+        """Who has come since the poll before; what was placed at its very instant, and was there at once, it did not count."""
+        came = [r for r in self.uncounted if r.dc_arrival_s <= p and r.decided_s < p]
+        self.uncounted = [r for r in self.uncounted if r not in came]
+        return tuple(sum(r.placed_by == g for r in came) for g in range(len(self.s.own)))
 
     def _duty(self, engine: Engine, p: float) -> float:
         """Share of (p - poll_s, p] that the engine spent in prefill steps."""

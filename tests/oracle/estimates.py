@@ -18,18 +18,20 @@ class Means:
     isl: float
     isl2: float
     osl: float
+    osl2: float
 
 
 @dataclass(frozen=True)
 class Belief:
-    """The last snapshot of a DC and the scheduler's ledger together: means over the DC's engines."""
+    """The view of a DC and the scheduler's ledger together: means over the DC's engines."""
 
     b: float
     q_tokens: float
-    q: float  # requests queued, from the snapshot alone
+    q: float  # requests queued, from the view alone
     k: float
     duty: float
     ci: float
+    unseen: float = 0.0  # requests come since the poll and in the ledger, which no poll has told of
 
     def plus(self, requests: list[Request], n_engines: int) -> "Belief":
         """The same with these requests sent there as well; q stays."""
@@ -42,13 +44,24 @@ def n_engines(s: OracleScenario, dc: int) -> int:
     return s.nodes[dc] * s.engines_per_node[dc]
 
 
+def alike(s: OracleScenario, scheduler: int) -> float:
+    """w0: how many requests one of a scheduler's stands for, if all schedulers do alike."""
+    return float(len(s.own)) if s.alike is None else s.alike[scheduler]
+
+
+def most_running(s: OracleScenario, means: Means, limit: int) -> int:
+    """m or M: requests of mean lengths that an engine takes at once, and no more than the limit."""
+    return max(1, min(limit, math.floor(s.kv_capacity_tokens / (means.isl + means.osl))))
+
+
 def latency(s: OracleScenario, rtt_s: float, r: Request, at: Belief, means: Means) -> tuple[float, float]:
     """(TTFT, TPOT) to expect of a request at a DC."""
     osl = r.believed_osl
     duty = min(at.duty, 0.95)
-    m = max(1, min(s.batch_capacity, math.floor(s.kv_capacity_tokens / (means.isl + means.osl))))
+    m = most_running(s, means, s.batch_capacity)
     t_res = means.osl * t_dec(s.t_dec, max(at.b, 1.0), at.k) / (1.0 - duty)
-    wait = max(0.0, at.b + at.q + 1.0 - m) * t_res / m
+    above_mean = 2.33 * math.sqrt(at.b + at.q + at.unseen) if s.view == "aged" else 0.0
+    wait = max(0.0, at.b + at.q + above_mean + 1.0 - m) * t_res / m
     prefill = t_pre(s.t_pre, r.isl + at.q_tokens, 1.0 + at.q, r.isl**2 + at.q * means.isl2)
     others_prefill = 0.0 if at.q_tokens == 0.0 else t_pre(s.t_pre, at.q_tokens, at.q, at.q * means.isl2) / osl
     tpot = (t_dec(s.t_dec, at.b + 1.0, at.k + r.isl) + others_prefill) / (1.0 - duty)
@@ -67,9 +80,10 @@ def marginal_energy_j(s: OracleScenario, r: Request) -> float:
     return prompt + osl * (s.e_dec["e_dec_req"] + s.e_dec["e_dec_kv"] * (r.isl + osl / 2.0))
 
 
-def headroom(s: OracleScenario, dc: int, at: Belief) -> int:
-    """H: requests that a DC may still take."""
-    return math.floor(n_engines(s, dc) * max(0.0, s.batch_capacity - at.b - at.q) + WHOLE)
+def headroom(s: OracleScenario, scheduler: int, dc: int, at: Belief) -> int:
+    """H: requests that a DC may still take from a scheduler."""
+    parts = {"whole": 1.0, "divided": alike(s, scheduler)}[s.headroom]
+    return math.floor(n_engines(s, dc) * max(0.0, s.batch_capacity - at.b - at.q) / parts + WHOLE)
 
 
 def waking_j(s: OracleScenario, means: Means) -> float:

@@ -52,9 +52,14 @@ class OracleScenario:
     # | ("facility_milp", "linear" | "exp", "standard" | "f_const" | "c_full")
     # batches
     window_max_requests: int = 1_000_000
-    remote_window: bool = False
+    forwarding: str = "direct"  # | "window" | "owner"
+    headroom: str = "whole"  # | "divided"
     believed_osl: list[float] | None = None  # None: the true ones
     warmup_windows: int = 0
+    # what schedulers know between polls
+    peers: str = "unknown"  # | "alike" | "observed"
+    view: str = "snapshot"  # | "aged"
+    alike: list[float] | None = None  # w0 of each scheduler; None: the number of schedulers
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def random_batches(seed: int) -> OracleScenario:
         ledger=rng.choice(("off", "reset", "in-flight")),
         policy=policy,
         window_max_requests=rng.choice((1, 2, 3, 4, 7, 1000, 1000, 1000)),
-        remote_window=rng.random() < 0.5,
+        forwarding="window" if rng.random() < 0.5 else "direct",
         believed_osl=_believed(rng, osl),
     )
 

@@ -14,6 +14,7 @@ class Request:
     isl: int
     osl: int
     believed_osl: float = math.nan  # what the schedulers take osl to be; osl itself unless given
+    placed_by: int = -1  # the scheduler that chose the DC: that of the request, or the DC's owner to whom it was handed
     dc: int = -1
     node: int = -1
     engine: int = -1

@@ -3,7 +3,9 @@
 import math
 from dataclasses import replace
 
+from tests.oracle.datacenter import Snapshot
 from tests.oracle.model import OracleScenario
+from tests.oracle.policies import Scheduler
 from tests.oracle.records import Request
 
 NO_PRE = dict.fromkeys(("tok_slope_below", "tok_slope_above", "tok_knee", "b0", "b1", "b2"), 0.0)
@@ -62,6 +64,19 @@ def clean_and_dirty(requests, **changes) -> OracleScenario:
     """Two DCs of one engine, the first with half the CI of the second; one place for a request at each."""
     usual = {"ci": lambda k: [100.0, 200.0], "batch_capacity": 1, "policy": ("ilp",), "e_pre": FLAT_E_PRE}
     return two_dcs(requests, **usual | changes)
+
+
+def snapshot(p_s: float = 0.0, came: tuple[int, ...] = (0, 0), **seen: float) -> Snapshot:
+    """A poll at p_s; what is not given is 0, but for a CI of 100."""
+    return Snapshot(p_s=p_s, came=came, **{"b": 0.0, "q": 0.0, "k": 0.0, "duty": 0.0, "ci": 100.0} | seen)
+
+
+def scheduler(s: OracleScenario, *snapshots: Snapshot) -> Scheduler:
+    """The first scheduler, which has seen these polls of DCs 0, 1, ..."""
+    g = Scheduler(s, 0)
+    for d, snap in enumerate(snapshots):
+        g.knows.see(d, snap)
+    return g
 
 
 def request(isl: int, osl: int, believed: float = math.nan) -> Request:

@@ -17,15 +17,16 @@ from jaxserve.policies.formulations import AbstractFormulation, FacilityMilp, Gr
 from jaxserve.policies.optimise import Memory, OnDevice, Solved
 from jaxserve.policies.weighted import MoerCap
 from jaxserve.solvers.problem import AssignmentProblem
-from tests.oracle.model import OracleResult
+from tests.oracle.model import OracleResult, OracleScenario
 from tests.oracle.random_batches import GROUPS, KINDS, POLICIES, T_MAX, random_batches
+from tests.oracle.random_knowledge import BATCH_SEEDS, informed_batches
 from tests.oracle.simulator import simulate
 from tests.parity.batch_bridge import GAP, EngineBatches, batch_sizes, policy_of, run_batches
 from tests.parity.bridge import EngineResult
 
-LANES = 6
+LANES = 6  # of one call; their number is a shape
 PER_REQUEST = POLICIES.index("moer_soft")  # a program of its own, for one kind of world
-SEEDS = [seed for seed in range(LANES * GROUPS) if seed % GROUPS != PER_REQUEST * len(KINDS)]
+SEEDS = [seed for seed in range(BATCH_SEEDS.stop) if seed % GROUPS != PER_REQUEST * len(KINDS)]
 TRANSPORT = ("ilp", "iterative_ilp", "green_llm")
 
 
@@ -82,7 +83,10 @@ class AnyBatch(AbstractBatchPolicy):
         return self.transport.fallbacks(memory)
 
 
-world = cache(random_batches)
+@cache
+def world(seed: int) -> OracleScenario:
+    """The world of a seed; the last ones have schedulers that know more."""
+    return informed_batches(seed) if seed in BATCH_SEEDS else random_batches(seed)
 
 
 @cache
@@ -105,13 +109,14 @@ def lane_policy(seed: int) -> AbstractPolicy:
     )
 
 
-def program_of(seed: int) -> tuple[int, bool]:
-    """What must be compiled apart: the kind of world, and whether its policy decides batches."""
-    return seed % len(KINDS), world(seed).policy[0] != "moer_soft"
+def program_of(seed: int) -> tuple[int, bool, bool]:
+    """What must be compiled apart: the kind of world, whether its policy decides batches, and whether owners place some of them."""
+    s = world(seed)
+    return seed % len(KINDS), s.policy[0] != "moer_soft", s.forwarding == "owner"
 
 
 @cache
-def programs() -> dict[tuple[int, bool], list[int]]:
+def programs() -> dict[tuple[int, bool, bool], list[int]]:
     """Seeds by program, those that take longest to compile first."""
     found = defaultdict(list)
     for seed in SEEDS:
@@ -119,13 +124,13 @@ def programs() -> dict[tuple[int, bool], list[int]]:
     return dict(sorted(found.items(), key=lambda item: not item[0][1]))
 
 
-def program_results(kind: int, batched: bool) -> dict[int, tuple[EngineResult, EngineBatches | None]]:
+def program_results(kind: int, batched: bool, by_owner: bool) -> dict[int, tuple[EngineResult, EngineBatches | None]]:
     """What the engine makes of the worlds of a program: those of one group, whose windows are of one length, side by side."""
     by_group = defaultdict(list)
-    for seed in programs()[kind, batched]:
+    for seed in programs()[kind, batched, by_owner]:
         by_group[seed % GROUPS].append(seed)
     found = {}
-    for seeds in by_group.values():
+    for seeds in (mine[i : i + LANES] for mine in by_group.values() for i in range(0, len(mine), LANES)):
         scenarios = [world(seed) for seed in seeds]
         results = run_batches(scenarios, [lane_policy(seed) for seed in seeds], batch_sizes(scenarios[0], 1))
         found |= dict(zip(seeds, results, strict=True))
@@ -133,7 +138,7 @@ def program_results(kind: int, batched: bool) -> dict[int, tuple[EngineResult, E
 
 
 _workers = ThreadPoolExecutor(2)
-_started: dict[tuple[int, bool], Future] = {}
+_started: dict[tuple[int, bool, bool], Future] = {}
 
 
 def result(seed: int) -> tuple[EngineResult, EngineBatches | None]:

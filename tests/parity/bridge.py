@@ -62,6 +62,7 @@ def fleet_of(s: OracleScenario) -> Fleet:
     first = np.concatenate([[0], np.cumsum(engines)[:-1]])
     members = np.arange(engines.max())
     offset = [d * s.poll_windows // len(s.nodes) if s.poll_mode == "async" else 0 for d in range(len(s.nodes))]
+    alike = np.full(len(s.own), float(len(s.own))) if s.alike is None else np.array(s.alike)
     return Fleet(
         prefill_time=PrefillTime(**_floats(s.t_pre)),
         decode_time=DecodeTime(**_floats(s.t_dec)),
@@ -87,15 +88,16 @@ def fleet_of(s: OracleScenario) -> Fleet:
         prefill_first=np.bool_(s.batching == "prefill_first"),
         ledger_kept=np.bool_(s.ledger != "off"),
         ledger_in_flight=np.bool_(s.ledger == "in-flight"),
-        alike=np.full(len(s.own), float(len(s.own))),
-        peers=np.int32(0),
-        view_aged=np.bool_(False),
-        headroom_parts=np.ones(len(s.own)),
+        alike=alike,
+        peers=np.int32(("unknown", "alike", "observed").index(s.peers)),
+        view_aged=np.bool_(s.view == "aged"),
+        headroom_parts=alike if s.headroom == "divided" else np.ones_like(alike),
         window_max_requests=np.int32(s.window_max_requests),
-        forward_window=np.bool_(s.remote_window),
+        forward_window=np.bool_(s.forwarding != "direct"),
         idle_w=s.idle_w_per_gpu * s.tp,
         max_w=s.max_w_per_gpu * s.tp,
         n_engines=int(engines.sum()),
+        forward_owner=s.forwarding == "owner",
     )
 
 

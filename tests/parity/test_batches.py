@@ -125,10 +125,10 @@ class Watched(Scheduler):
 def test_nothing_all_but_ties(seed: int):
     """No world hangs on the last bit: optima are unique, and neither estimates nor instants all but meet a limit."""
     s = world(seed)
-    simulation = Simulation(s)
-    watched = [Watched(s, i) for i in range(len(s.own))]
-    simulation.schedulers = list[Scheduler](watched)
+    simulation = Simulation(s, Watched)
     simulation.run()
+    watched = [g for g in simulation.schedulers if isinstance(g, Watched)]
+    assert watched
     assert min((batch.margin for batch in simulation.batches), default=math.inf) > UNIQUE
     assert min(scheduler.nearest for scheduler in watched) > UNIQUE
     for dc in simulation.dcs:

@@ -14,11 +14,12 @@ from jaxserve.engine.control import AbstractPolicy, AbstractRequestPolicy, View
 from jaxserve.policies.greedy import Greedy
 from jaxserve.policies.simple import LeastLoaded
 from tests.oracle.model import OracleResult, OracleScenario
+from tests.oracle.random_knowledge import REQUEST_SEEDS, informed_scenario
 from tests.oracle.random_scenarios import KINDS, random_scenario
 from tests.oracle.simulator import simulate
 from tests.parity.bridge import EngineResult, policy_of, run_lanes, sizes_of, step_windows_of
 
-SEEDS = range(210)
+SEEDS = range(REQUEST_SEEDS.stop)
 LANES = 3  # of one call; their number is a shape, so the last call of a group has no fewer
 
 
@@ -39,7 +40,10 @@ class ByRequest(AbstractRequestPolicy):
         return jnp.where(self.least_loaded, least, place), after
 
 
-world = cache(random_scenario)
+@cache
+def world(seed: int) -> OracleScenario:
+    """The world of a seed; the last ones have schedulers that know more."""
+    return informed_scenario(seed) if seed in REQUEST_SEEDS else random_scenario(seed)
 
 
 @cache

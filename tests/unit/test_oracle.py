@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.oracle.datacenter import Snapshot
 from tests.oracle.model import OracleScenario
-from tests.oracle.policies import Means, Scheduler
+from tests.oracle.policies import Means
 from tests.oracle.random_scenarios import KINDS, random_scenario
 from tests.oracle.records import Request
 from tests.oracle.simulator import simulate
-from tests.oracle.small_worlds import NO_DEC, NO_PRE, scenario, two_dcs
+from tests.oracle.small_worlds import NO_DEC, NO_PRE, scenario, scheduler, snapshot, two_dcs
 from tests.oracle.timeline import window_of
 
 ROUNDING = 1e-9  # sums of a few thousand float64 terms
@@ -237,11 +236,10 @@ class TestGreedy:
             kv_capacity_tokens=23,
             rtt_s=[[0.5]],
         )
-        scheduler = Scheduler(s, 0)
-        means = Means(isl=4.0, isl2=20.0, osl=4.0)
-        snap = Snapshot(p_s=0.0, b=2.0, q=8.0, k=16.0, duty=0.5, ci=0.0)
-        scheduler.dispatch(Request(id=0, scheduler=0, arrival_s=0.0, isl=8, osl=4), 0)  # in the ledger: B 3, Q 16, q still 2
-        ttft, tpot = scheduler.estimate(Request(id=1, scheduler=0, arrival_s=0.0, isl=8, osl=4), 0, snap, means)
+        g = scheduler(s, snapshot(b=2.0, q=8.0, k=16.0, duty=0.5))
+        means = Means(isl=4.0, isl2=20.0, osl=4.0, osl2=16.0)
+        g.dispatch(Request(id=0, scheduler=0, arrival_s=0.0, isl=8, osl=4), 0)  # in the ledger: B 3, Q 16, q still 2
+        ttft, tpot = g.estimate(Request(id=1, scheduler=0, arrival_s=0.0, isl=8, osl=4), 0, means)
         t_res = 4 * (1.0 + 0.25 * 16 / 3 + 0.5 * 3) / 0.5
         wait = (3 + 2 + 1 - 2) * t_res / 2
         prefill = 0.5 * 10 + 0.25 * 14 + 1.0 + 0.125 * 3 + (64 + 2 * 20) / 64

@@ -8,17 +8,11 @@ import pytest
 
 from tests.oracle.assignment import assign, assign_and_open
 from tests.oracle.batch_policies import J_PER_KWH, Problem, opening_g
-from tests.oracle.datacenter import Snapshot
 from tests.oracle.estimates import Means, unloaded_s_per_token, waking_j
-from tests.oracle.policies import Scheduler
 from tests.oracle.simulator import simulate
-from tests.oracle.small_worlds import NO_DEC, NO_PRE, clean_and_dirty, request, scenario, two_dcs
+from tests.oracle.small_worlds import NO_DEC, NO_PRE, clean_and_dirty, request, scenario, scheduler, snapshot, two_dcs
 
 ROUNDING = 1e-12  # of a handful of float64 operations
-
-
-def snapshot(b: float = 0.0, q: float = 0.0, ci: float = 100.0) -> Snapshot:
-    return Snapshot(p_s=0.0, b=b, q=q, k=0.0, duty=0.0, ci=ci)
 
 
 class TestAssignment:
@@ -125,8 +119,8 @@ class TestFacility:
     def test_waking_energy(self):
         e_pre, e_dec = {"e_pre0": 8.0, "e_pre_tok": 0.5, "e_pre_sq": 0.25}, {"e_dec0": 4.0, "e_dec_req": 1.0, "e_dec_kv": 0.5}
         s = scenario([(0.0, 1, 1)], e_pre=e_pre, e_dec=e_dec, tp=2, idle_w_per_gpu=1.5, t_dec=NO_DEC | {"alpha0": 0.5, "beta0": 0.125})
-        assert waking_j(s, Means(isl=3.0, isl2=9.0, osl=2.0)) == 8 + 2 * (4 - 3 * (0.5 + 0.125 * 4)) == 10.0
-        assert waking_j(replace(s, tp=20), Means(isl=3.0, isl2=9.0, osl=2.0)) == 0.0
+        assert waking_j(s, Means(isl=3.0, isl2=9.0, osl=2.0, osl2=4.0)) == 8 + 2 * (4 - 3 * (0.5 + 0.125 * 4)) == 10.0
+        assert waking_j(replace(s, tp=20), Means(isl=3.0, isl2=9.0, osl=2.0, osl2=4.0)) == 0.0
 
     @pytest.mark.parametrize(
         ("options", "expected"),
@@ -140,11 +134,8 @@ class TestFacility:
     )
     def test_engines_to_wake(self, options, expected):
         s = scenario([(0.0, 1, 1)], nodes=[3, 2, 2], engines_per_node=[1] * 3, pue=[1.0, 2.0, 1.0], rtt_s=[[0.0, 0.0, 9.0]], slo_ttft_s=5.0)
-        p = Problem(
-            Scheduler(replace(s, policy=("facility_milp", *options)), 0),
-            [request(isl, 1) for isl in (1, 2, 3, 4)],
-            [snapshot(), snapshot(b=0.75, ci=50.0), snapshot(b=2.0)],
-        )
+        g = scheduler(replace(s, policy=("facility_milp", *options)), snapshot(), snapshot(b=0.75, ci=50.0), snapshot(b=2.0))
+        p = Problem(g, [request(isl, 1) for isl in (1, 2, 3, 4)], 0.5)
         f = opening_g(p, p.costs(lambda _, d: p.at[d]), *options)
         assert f == pytest.approx([100 * n * (8 + 4) / J_PER_KWH for n in expected], rel=ROUNDING)
 
@@ -154,7 +145,7 @@ class TestGreenLlm:
     S = clean_and_dirty([(0.0, 4, 4)], policy=("green_llm",), ci=lambda k: [200.0, 100.0], slo_ttft_s=1e-3)
 
     def test_unloaded_time(self):
-        assert unloaded_s_per_token(self.S, Means(isl=4.0, isl2=16.0, osl=4.0)) == 0.5
+        assert unloaded_s_per_token(self.S, Means(isl=4.0, isl2=16.0, osl=4.0, osl2=16.0)) == 0.5
 
     @pytest.mark.parametrize(("rtt_s", "expected"), [(0.5, 1), (1.0, 1), (1.5, 0)])
     def test_only_the_way_and_the_length_count(self, rtt_s, expected):
@@ -209,6 +200,7 @@ class TestMoer:
     )
     def test_soft_weights(self, b, q, ci, expected):
         w = 2 / 3
-        g = Scheduler(two_dcs([(0.0, 1, 1)], batch_capacity=4, policy=("moer_soft", w)), 0)
-        assert g.decide(request(2, 1), [snapshot(), snapshot(b=b, q=2 * q, ci=ci)]) == 0  # equals: the first in order
+        s = two_dcs([(0.0, 1, 1)], batch_capacity=4, policy=("moer_soft", w))
+        g = scheduler(s, snapshot(), snapshot(b=b, q=2 * q, ci=ci))
+        assert g.decide(request(2, 1)) == 0  # equals: the first in order
         assert g.credit == pytest.approx([expected[0] - 1, expected[1]], rel=ROUNDING)

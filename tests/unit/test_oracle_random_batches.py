@@ -14,7 +14,7 @@ WANTED = {
     *("off", "reset", "in-flight", "sync", "async", "study", "prefill_first", "none", "fixed", "affine"),
     *("optimal", "infeasible", "empty", "rule", "by carbon", "in turn", "by carbon and in turn", "iteration moves", "opening costs move"),
     *("full early", "full at once", "two full in a window", "last window", "arrival on an edge", "window without requests"),
-    *("busy solver", "remote_window", "held on an edge", "not held", "wrong belief", "equal CI", "zero CI"),
+    *("busy solver", "held", "held on an edge", "not held", "wrong belief", "equal CI", "zero CI"),
     *(f"{n} schedulers" for n in (1, 2, 3, 4)),
 }
 
@@ -47,7 +47,7 @@ def dispatch(s: OracleScenario, r: OracleResult) -> set[str]:
     for scheduler, dc, decision_s, dc_arrival_s in zip(s.scheduler, r.dc, r.decision_s, r.dc_arrival_s):
         reached_s = decision_s + s.rtt_s[scheduler][dc]
         if dc not in s.own[scheduler]:
-            found.add("remote_window" if dc_arrival_s > reached_s else "not held")
+            found.add("held" if dc_arrival_s > reached_s else "not held")
             if dc_arrival_s > reached_s == window_of(reached_s, s.window_s) * s.window_s:
                 found.add("held on an edge")
     return found

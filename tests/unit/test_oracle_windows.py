@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tests.oracle.estimates import Belief, Means, energy_j, headroom, latency, marginal_energy_j
-from tests.oracle.policies import Scheduler
 from tests.oracle.simulator import simulate
-from tests.oracle.small_worlds import NO_PRE, clean_and_dirty, request, scenario, two_dcs
+from tests.oracle.small_worlds import NO_PRE, clean_and_dirty, request, scenario, scheduler, snapshot, two_dcs
 
 E_PRE = {"e_pre0": 8.0, "e_pre_tok": 0.5, "e_pre_sq": 0.25}
 E_DEC = {"e_dec0": 4.0, "e_dec_req": 1.0, "e_dec_kv": 0.5}
@@ -63,16 +62,16 @@ class TestWindows:
         assert simulate(replace(s, decision=("affine", 0.75, 0.25))).decision_s == [1.75, 1.75, 2.75, 5.0]
 
     @pytest.mark.parametrize(
-        ("remote_window", "rtt_s", "expected"),
-        [(False, 0.25, 0.75), (True, 0.25, 1.0), (True, 0.5, 1.5), (True, 0.0, 1.0)],  # on an edge a whole window is to wait for
+        ("forwarding", "rtt_s", "expected"),
+        [("direct", 0.25, 0.75), ("window", 0.25, 1.0), ("window", 0.5, 1.5), ("window", 0.0, 1.0)],
     )
-    def test_remote_window(self, remote_window, rtt_s, expected):
-        s = two_dcs([(0.25, 1, 1), (2.25, 1, 1)], remote_window=remote_window, rtt_s=[[0.0, rtt_s]])
+    def test_forwarded_requests_wait(self, forwarding, rtt_s, expected):  # on an edge for a whole window
+        s = two_dcs([(0.25, 1, 1), (2.25, 1, 1)], forwarding=forwarding, own=[[0], [1]], rtt_s=[[0.0, rtt_s], [rtt_s, 0.0]])
         s = replace(s, policy=CLEANEST, ci=lambda k: [2.0, 1.0] if k < 2 else [1.0, 2.0])
         assert simulate(s).dc_arrival_s == [expected, 2.5]  # the second stays at home
 
     def test_per_request_policies_know_no_windows(self):
-        s = two_dcs([(0.25, 1, 1), (0.25, 1, 1)], remote_window=True, window_max_requests=1, rtt_s=[[0.0, 0.125]])
+        s = two_dcs([(0.25, 1, 1), (0.25, 1, 1)], forwarding="window", window_max_requests=1, own=[[0], [1]], rtt_s=[[0.0, 0.125]] * 2)
         r = simulate(s)
         assert (r.decided_s, r.dc_arrival_s, r.batches) == ([0.25, 0.25], [0.25, 0.375], [])
 
@@ -88,26 +87,26 @@ class TestEstimates:
     )
     def test_headroom(self, b, q, expected):
         s = scenario([(0.0, 1, 1)], nodes=[3], batch_capacity=4)
-        assert headroom(s, 0, Belief(b=b, q_tokens=0.0, q=q, k=0.0, duty=0.0, ci=0.0)) == expected
+        assert headroom(s, 0, 0, Belief(b=b, q_tokens=0.0, q=q, k=0.0, duty=0.0, ci=0.0)) == expected
 
     def test_headroom_is_whole_where_thirds_are_not(self):
         for running in range(40):
             s = scenario([(0.0, 1, 1)], nodes=[3], batch_capacity=40)
             at = Belief(b=running / 3 + 1 / 3, q_tokens=0.0, q=0.0, k=0.0, duty=0.0, ci=0.0)
-            assert headroom(s, 0, at) == 3 * 40 - running - 1
+            assert headroom(s, 0, 0, at) == 3 * 40 - running - 1
 
     def test_first_batch_has_its_own_means_and_later_ones_those_before(self):
         s = two_dcs([(0.0, 1, 1)], policy=("ilp",))
-        g = Scheduler(s, 0)
+        g = scheduler(s, snapshot(), snapshot())
         first = [request(2, 1, believed=3.0), request(4, 5)]
-        assert g.means(first) == Means(isl=3.0, isl2=10.0, osl=4.0)
+        assert g.means(first) == Means(isl=3.0, isl2=10.0, osl=4.0, osl2=17.0)
         g.dispatch_batch(first, [0, 1], 0.5)
-        assert g.means([request(9, 9)]) == Means(isl=3.0, isl2=10.0, osl=4.0)
+        assert g.means([request(9, 9)]) == Means(isl=3.0, isl2=10.0, osl=4.0, osl2=17.0)
 
     def test_latency_uses_the_believed_length(self):
         s = scenario([(0.0, 1, 1)], t_pre=NO_PRE | {"b0": 1.0})
         at = Belief(b=0.0, q_tokens=4.0, q=0.0, k=0.0, duty=0.0, ci=0.0)
-        assert latency(s, 0.25, request(4, 9, believed=2.0), at, Means(4.0, 16.0, 2.0)) == (1.25, 0.75 + 1.0 / 2)
+        assert latency(s, 0.25, request(4, 9, believed=2.0), at, Means(4.0, 16.0, 2.0, 4.0)) == (1.25, 0.75 + 1.0 / 2)
 
     def test_belief_with_more_requests(self):
         at = Belief(b=1.0, q_tokens=2.0, q=3.0, k=4.0, duty=0.5, ci=6.0).plus([request(8, 1), request(2, 1)], 2)
