@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from calibration_fit.evaluate import slopes, values
 from calibration_fit.forms import Form
 from calibration_fit.measurements import Measurements, Setup, Source, one_setup
 from jaxserve.errors import InputError
@@ -47,8 +48,11 @@ class Rows:
 
     def predict(self, module: Callable[..., np.ndarray]) -> np.ndarray:
         """Predictions [R] of a module."""
-        terms = np.asarray(module(*(np.asarray(x) for x in self.inputs)))
-        return self.offset + (self.term_weight * terms).sum(axis=1)
+        return self.offset + (self.term_weight * values(module, self.inputs)).sum(axis=1)
+
+    def sensitivity(self, form: Form, theta: np.ndarray) -> np.ndarray:
+        """d(predicted / measured) / d(coefficients) of a form at `theta` [C]: [R, C]."""
+        return (self.term_weight[:, :, None] * slopes(form, theta, self.inputs)).sum(axis=1) / self.measured[:, None]
 
 
 def make_rows(measurements: Sequence[Measurements], form: Form, prefill: Callable[..., np.ndarray] | None = None) -> Rows:

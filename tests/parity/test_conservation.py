@@ -82,14 +82,14 @@ def test_engines_account_for_all_their_time(seed: int):
     assert np.all(idle_s <= engines * horizon_s * (1 + SUMMED))
 
 
-@pytest.mark.parametrize("group", groups())
-def test_tokens_served_are_tokens_asked(group: tuple[int, bool]):
+@pytest.mark.parametrize("kind", groups())
+def test_tokens_served_are_tokens_asked(kind: int):
     """With 1 J a token the energy counts tokens: the same world as two lanes, whose joules count two things each.
 
     Prefill: prompt tokens, and their squares, which a prompt keeps however it is split. Decode: tokens after the first,
     and the cached tokens that each of them reads.
     """
-    seeds = groups()[group]
+    seeds = groups()[kind]
     decoding = [seed for seed in seeds if max(world(seed).osl) > 1]
     by_end = sorted(decoding, key=lambda seed: max(reference(seed).finish_s) / world(seed).window_s)
     s = world(by_end[len(by_end) // 2])

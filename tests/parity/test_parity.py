@@ -14,7 +14,7 @@ from tests.oracle.energy import interval_windows
 from tests.oracle.model import OracleScenario
 from tests.oracle.random_scenarios import KINDS
 from tests.parity.bridge import EngineResult, by_interval, fleet_of, run_engine
-from tests.parity.worlds import SEEDS, group_of, groups, reference, result, world
+from tests.parity.worlds import SEEDS, groups, reference, result, world
 
 # The engine and the reference add the same few thousand float64 terms in another order; either is some 1e-13 off at most,
 # while a step, a token or an admission too many shows at 1e-5 of the scale or more.
@@ -25,7 +25,6 @@ SAME_ENGINE = 1e-12
 TIMES = ("dc_arrival_s", "admit_s", "first_token_s", "finish_s")
 PLACES = ("dc", "node", "engine")
 ALL = [seed for seeds in groups().values() for seed in seeds]
-OBSERVING = [seed for seed in ALL if group_of(seed)[1]]
 # Alone, in their own policy and their own longest steps: three programs, the first of which test_invariance uses too.
 # Kind 2: greedy, steps of 2 windows; kind 6: least loaded, steps of 9; and round-robin, steps of 45.
 SINGLES = (9, 30, 37, 128, 184, 191, 104, 125, 202, 6, 90)
@@ -112,7 +111,7 @@ def test_engine_seconds(seed: int):
     assert np.max(np.abs(result(seed).engine_s - wanted)) <= EXACT * s.horizon_windows * s.window_s
 
 
-@pytest.mark.parametrize("seed", OBSERVING)
+@pytest.mark.parametrize("seed", ALL)
 def test_polls(seed: int):
     expected, got = reference(seed), result(seed)
     window, dc, *wanted = (np.array(column) for column in zip(*expected.polls, strict=True))
