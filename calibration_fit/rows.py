@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration_fit.evaluate import slopes, values
 from calibration_fit.forms import Form
 from calibration_fit.measurements import Measurements, Setup, Source, one_setup
+from calibration_fit.slopes import slopes
 from jaxserve.errors import InputError
 
 PREFILL_STEP_TOKENS = 8192
@@ -48,7 +48,7 @@ class Rows:
 
     def predict(self, module: Callable[..., np.ndarray]) -> np.ndarray:
         """Predictions [R] of a module."""
-        return self.offset + (self.term_weight * values(module, self.inputs)).sum(axis=1)
+        return self.offset + (self.term_weight * np.asarray(module(*self.inputs))).sum(axis=1)
 
     def sensitivity(self, form: Form, theta: np.ndarray) -> np.ndarray:
         """d(predicted / measured) / d(coefficients) of a form at `theta` [C]: [R, C]."""
