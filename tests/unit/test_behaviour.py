@@ -78,27 +78,27 @@ def test_every_direction_names_what_is_measured():
 def test_measures_what_a_run_says(tmp_path: Path):
     settings = {"light": ["workload.rate_req_per_s=20.0"], "heavy": ["workload.rate_req_per_s=60.0"]}
     told: list[str] = []
-    groups = (['{kind="round_robin"}'], ['{kind="ilp"}'])
+    groups = (['{kind="round_robin"}'], ['{kind="greedy"}'])
     runs = measure("two-region", groups, settings, [0, 1], 3.0, told.append)
     assert len(told) == len(groups) and len(runs) == 2 * 2 * 2
     assert (runs.loc[runs["policy"] == "round_robin", "saving"] == 0).all()
     alone = jaxserve.run(
         "two-region",
-        overrides=["horizon_s=3.0", "seed=1", "workload.rate_req_per_s=60.0", 'policies=[{kind="round_robin"}, {kind="ilp"}]'],
+        overrides=["horizon_s=3.0", "seed=1", "workload.rate_req_per_s=60.0", 'policies=[{kind="round_robin"}, {kind="greedy"}]'],
     )
-    mine = runs[(runs["policy"] == "ilp") & (runs["setting"] == "heavy") & (runs["seed"] == 1)].iloc[0]
-    assert mine["carbon_g"] == pytest.approx(alone.frame.loc["ilp", "carbon_g"], rel=SAME_RUN)
-    assert mine["saving_in_horizon"] == pytest.approx(alone.frame.loc["ilp", "saving_vs_baseline"], rel=1e-9)
+    mine = runs[(runs["policy"] == "greedy-0.5") & (runs["setting"] == "heavy") & (runs["seed"] == 1)].iloc[0]
+    assert mine["carbon_g"] == pytest.approx(alone.frame.loc["greedy-0.5", "carbon_g"], rel=SAME_RUN)
+    assert mine["saving_in_horizon"] == pytest.approx(alone.frame.loc["greedy-0.5", "saving_vs_baseline"], rel=1e-9)
 
     loaded = runs.assign(model="M", part="load", saturation_req_per_s=80.0, of_saturation=0.5)
     runs = pd.concat([loaded, runs.assign(model="M", part="setting")], ignore_index=True)
-    d = Direction("heavier saves less", "M", "saving", ("ilp", "light"), ("ilp", "heavy"))
+    d = Direction("heavier saves less", "M", "saving", ("greedy-0.5", "light"), ("greedy-0.5", "heavy"))
     verdicts = pd.DataFrame([judge(runs[runs["part"] == "load"], d)])
     text = report(runs, verdicts, "the command", 3.0)
     assert (
         "sustains 80 req/s" in text
         and "### heavy, 50 % of saturation" in text
-        and "| ilp | " in text
+        and "| greedy-0.5 | " in text
         and "the command" in text
         and "heavier saves less" in text
     )
