@@ -12,8 +12,9 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jaxserve.engine.control import AbstractPolicy, AbstractRequestPolicy, StepRequests, View
+from jaxserve.engine.control import AbstractPolicy, AbstractRequestPolicy, View
 from jaxserve.engine.model import Arrivals, Fleet
+from jaxserve.engine.requests import StepRequests
 from jaxserve.engine.state import Schedulers, Snapshot
 from jaxserve.policies.greedy import Greedy
 from jaxserve.policies.simple import LeastLoaded, RoundRobin
