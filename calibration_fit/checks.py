@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-import jax.numpy as jnp
 import numpy as np
 
 from calibration_fit.fit import FitResult
 from calibration_fit.hardware import floor_s
 from calibration_fit.rows import Rows
 from jaxserve.perf.coefficients import Coefficients
+from jaxserve.types import on_host
 
 GRID = 25
 POWER_MARGIN = 1.1
@@ -90,14 +90,14 @@ def check_power(c: Coefficients) -> list[str]:
     if (limits := _shared(c, "prefill_time", "prefill_energy", ("n_tokens", "seq_len"))) is not None:
         tokens, length = (x.ravel() for x in np.meshgrid(*(np.linspace(*x, GRID) for x in limits)))
         tokens, length = tokens[tokens >= length], length[tokens >= length]
-        n, pieces, square = map(jnp.asarray, (tokens, tokens / length, tokens * length))  # whole prompts of one length
+        n, pieces, square = map(on_host, (tokens, tokens / length, tokens * length))  # whole prompts of one length
         power = np.asarray(c.prefill_energy_model()(n, square) / c.prefill_time_model()(n, pieces, square))
         out += _over("prefill", power / c.setup.tp, board_w, lambda i: f"{tokens[i]:.0f} tokens")
     if (limits := _shared(c, "decode_time", "decode_energy", ("batch", "mean_ctx", "cached_tokens"))) is not None:
         batch, context = (x.ravel() for x in np.meshgrid(*(np.linspace(*x, GRID) for x in limits[:2])))
         held = batch * context <= limits[2][1]
         batch, context = batch[held], context[held]
-        b, cached = jnp.asarray(batch), jnp.asarray(batch * context)
+        b, cached = on_host(batch), on_host(batch * context)
         power = np.asarray(c.decode_energy_model()(b, cached) / c.decode_time_model()(b, cached))
         out += _over("decode", power / c.setup.tp, board_w, lambda i: f"B = {batch[i]:.0f}, context {context[i]:.0f}")
     return out

@@ -188,14 +188,10 @@ def knee_pieces(rows: Rows, form: Form) -> np.ndarray:
 
 def coefficient_scale(form: Form, rows: Rows) -> np.ndarray:
     """Size [C] at which each coefficient alone would give the measured values (the knee: 1), from the module's own derivatives."""
-    ones = jnp.ones(len(form.coefficients))
+    ones = np.ones(len(form.coefficients))
     if form.knee is not None:
-        ones = ones.at[form.coefficients.index(form.knee)].set(float(np.median(rows.inputs[form.knee_input])))
-
-    def predict(theta: Array) -> Array:
-        return jnp.sum(rows.term_weight * form.build(theta)(*rows.inputs), axis=1) / rows.measured
-
-    size = np.abs(np.asarray(jax.jacfwd(predict)(ones))).mean(axis=0)
+        ones[form.coefficients.index(form.knee)] = np.median(rows.inputs[form.knee_input])
+    size = np.abs(rows.sensitivity(form, ones)).mean(axis=0)
     scale = 1.0 / np.maximum(size, 1e-300)
     if form.knee is not None:
         scale[form.coefficients.index(form.knee)] = 1.0
@@ -224,14 +220,13 @@ def solve_starts(
         screen, finalists, limit = RESAMPLED_SCREEN, RESAMPLED_FINALISTS, RESAMPLED_ITERATIONS
     every = np.tile(np.arange(n_starts), (n_fits, 1))
     if n_starts > finalists:
-        raw, value, _, _ = solve_lanes(problem, lanes(every, start), delta, screen)
+        raw, _, value, _, _ = solve_lanes(problem, lanes(every, start), delta, screen)
         every = np.argsort(value.reshape(n_fits, n_starts), axis=1)[:, :finalists]
         start = np.take_along_axis(raw.reshape(n_fits, n_starts, -1), every[:, :, None], axis=1)
     final = lanes(every, start)
-    raw, value, converged, iterations = solve_lanes(problem, final, delta, limit)
+    _, theta, value, converged, iterations = solve_lanes(problem, final, delta, limit)
     best = np.argmin(value.reshape(n_fits, -1), axis=1) + np.arange(n_fits) * every.shape[1]
-    theta = _theta(problem, raw[best], final.setup[best], final.piece[best])
-    return theta, value[best], converged[best], iterations[best]
+    return theta[best], value[best], converged[best], iterations[best]
 
 
 def _starts(problem: Problem, setup: np.ndarray, near: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -269,13 +264,8 @@ def _ends(problem: Problem, setup: np.ndarray, piece: np.ndarray) -> tuple[np.nd
     return low, high
 
 
-def _theta(problem: Problem, raw: np.ndarray, setup: np.ndarray, piece: np.ndarray) -> np.ndarray:
-    low, high = _ends(problem, setup, piece)
-    return np.asarray(jax.vmap(lambda r, a, b: constrain(r, problem.bounds, a, b))(raw, low, high))
-
-
-def solve_lanes(problem: Problem, lanes: Lanes, delta: float, max_iterations: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Minimise every lane: raw [L, C], loss, converged, iterations [L].
+def solve_lanes(problem: Problem, lanes: Lanes, delta: float, max_iterations: int) -> tuple[np.ndarray, ...]:
+    """Minimise every lane: the optimiser's numbers and the coefficients [L, C], loss, converged, iterations [L].
 
     Lanes go through one compiled solve of a fixed width, so that fits, hold-outs and bootstraps of every size share one compilation, and
     a chunk of easy lanes does not wait for a hard one elsewhere.
@@ -290,8 +280,8 @@ def solve_lanes(problem: Problem, lanes: Lanes, delta: float, max_iterations: in
         data = (problem.inputs[p], problem.term_weight[p], problem.offset[p], lanes.measured[chunk], lanes.weight[chunk])
         solved = _solve(problem.form, problem.bounds, max_iterations, data, low[chunk], high[chunk], lanes.start[chunk], delta)
         out.append([np.asarray(x)[: n - begin] for x in solved])
-    raw, value, converged, iterations = (np.concatenate(x) for x in zip(*out, strict=True))
-    return raw, np.where(np.isfinite(value), value, np.inf), converged, iterations
+    raw, theta, value, converged, iterations = (np.concatenate(x) for x in zip(*out, strict=True))
+    return raw, theta, np.where(np.isfinite(value), value, np.inf), converged, iterations
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -306,6 +296,7 @@ def _solve(form, bounds, max_iterations, data, low, high, start, delta):
             predicted = offset + jnp.sum(term_weight * module(*inputs), axis=1)
             return objective(predicted, measured, weight, delta)
 
-        return minimise(loss, start, max_iterations)
+        raw, value, converged, iterations = minimise(loss, start, max_iterations)
+        return raw, constrain(raw, bounds, low, high), value, converged, iterations
 
     return jax.vmap(one_lane)(data, low, high, start)

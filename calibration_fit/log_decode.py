@@ -58,7 +58,7 @@ class Lives:
 
     def predicted(self, theta: np.ndarray) -> np.ndarray:
         """Decode steps [R] that the coefficients give each request in its measured life."""
-        return np.asarray(_predict(jnp.asarray(theta), *_data(self.timeline)))[: len(self.steps)]
+        return np.asarray(_predicted(theta, *_data(self.timeline)))[: len(self.steps)]
 
 
 def life_rows(lives: Lives, line: np.ndarray, setup: Setup, source: Source) -> Rows:
@@ -119,8 +119,7 @@ def decode_bootstrap(lives: Lives, result: FitResult, samples: int) -> Bootstrap
 def decode_identity(lives: Lives, result: FitResult) -> Identifiability:
     """What the requests pin down, those of one block erring together."""
     k, free = lives.keep, free_places(result)
-    theta = jnp.asarray(result.theta)
-    slopes = np.asarray(jax.jacfwd(_predict)(theta, *_data(lives.timeline)))[: len(k), free] / lives.steps[:, None]
+    slopes = np.asarray(_slopes(result.theta, *_data(lives.timeline)))[: len(k), free] / lives.steps[:, None]
     residual = lives.predicted(result.theta) / lives.steps - 1.0
     return curvature(result, slopes[k], residual[k], _scale(lives, {})[free], lives.block)
 
@@ -151,6 +150,9 @@ def _predict(theta, free_s, batch, cached, begin, end) -> Array:
     steps = jnp.where(batch > 0, free_s / DECODE_TIME.build(theta)(jnp.maximum(batch, 1.0), cached), 0.0)
     total = jnp.concatenate([jnp.zeros(1), jnp.cumsum(steps)])
     return total[end] - total[begin]
+
+
+_predicted, _slopes = jax.jit(_predict), jax.jit(jax.jacfwd(_predict))
 
 
 def _scale(lives: Lives, held: Mapping[str, float]) -> np.ndarray:

@@ -19,6 +19,12 @@ def pseudo_huber(residual: Float[Array, "..."], delta: float | Array) -> Float[A
     return delta**2 * z / (jnp.sqrt(1.0 + z) + 1.0)
 
 
+def pseudo_huber_slopes(residual: np.ndarray, delta: float) -> tuple[np.ndarray, np.ndarray]:
+    """First and second derivative of `pseudo_huber`: r / sqrt(1 + (r/delta)^2) and (1 + (r/delta)^2)^(-3/2)."""
+    root = np.sqrt(1.0 + (residual / delta) ** 2)
+    return residual / root, root**-3
+
+
 def objective(
     predicted: Float[Array, " R"], measured: Float[Array, " R"], weight: Float[Array, " R"], delta: float | Array
 ) -> Float[Array, ""]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from calibration_fit.forms import Form
 from calibration_fit.measurements import Measurements, Setup, Source, one_setup
+from calibration_fit.slopes import slopes
 from jaxserve.errors import InputError
 
 PREFILL_STEP_TOKENS = 8192
@@ -47,8 +48,11 @@ class Rows:
 
     def predict(self, module: Callable[..., np.ndarray]) -> np.ndarray:
         """Predictions [R] of a module."""
-        terms = np.asarray(module(*(np.asarray(x) for x in self.inputs)))
-        return self.offset + (self.term_weight * terms).sum(axis=1)
+        return self.offset + (self.term_weight * np.asarray(module(*self.inputs))).sum(axis=1)
+
+    def sensitivity(self, form: Form, theta: np.ndarray) -> np.ndarray:
+        """d(predicted / measured) / d(coefficients) of a form at `theta` [C]: [R, C]."""
+        return (self.term_weight[:, :, None] * slopes(form, theta, self.inputs)).sum(axis=1) / self.measured[:, None]
 
 
 def make_rows(measurements: Sequence[Measurements], form: Form, prefill: Callable[..., np.ndarray] | None = None) -> Rows:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from calibration_fit.fit import FitResult, coefficient_scale, make_problem, solve_starts
-from calibration_fit.losses import pseudo_huber
+from calibration_fit.losses import pseudo_huber_slopes
 
 BOOTSTRAP_SAMPLES = 200
 LOOSE_SHARE = 0.5
@@ -96,14 +94,13 @@ def curvature(result: FitResult, slopes: np.ndarray, residual: np.ndarray, scale
     """
     index = free_places(result)
     names = tuple(result.form.coefficients[j] for j in index)
-    bend = np.asarray(jax.vmap(jax.grad(jax.grad(lambda r: pseudo_huber(r, result.delta))))(jnp.asarray(residual)))
+    slope, bend = pseudo_huber_slopes(residual, result.delta)
     scaled = slopes * scale
     n, c = scaled.shape
     hessian = (scaled * bend[:, None]).T @ scaled / n
     values, vectors = np.linalg.eigh(hessian)
     # Sandwich variance of a robust estimate (Huber 1967): H^-1 (sum of psi J over a block, squared) H^-1, on a spectrum cut where it is
     # only rounding. Rows that err together enter as their sum (Liang & Zeger 1986).
-    slope = np.asarray(jax.vmap(jax.grad(lambda r: pseudo_huber(r, result.delta)))(jnp.asarray(residual)))
     score = np.zeros((int(block.max()) + 1, c))
     np.add.at(score, block, scaled * slope[:, None])
     meat = score.T @ score / n
@@ -123,9 +120,8 @@ def classical_covariance(result: FitResult) -> np.ndarray:
     """
     scale = _scale(result)
     scaled = sensitivity(result) * scale
-    residual = jnp.asarray(result.predicted / result.rows.measured - 1.0)
-    slope = np.asarray(jax.vmap(jax.grad(lambda r: pseudo_huber(r, result.delta)))(residual))
-    bend = np.asarray(jax.vmap(jax.grad(jax.grad(lambda r: pseudo_huber(r, result.delta))))(residual))
+    residual = result.predicted / result.rows.measured - 1.0
+    slope, bend = pseudo_huber_slopes(residual, result.delta)
     values, vectors = np.linalg.eigh(scaled.T @ scaled)
     inverse = (vectors / np.maximum(values, SPECTRUM_FLOOR * values.max())) @ vectors.T
     variance = (slope**2).sum() / max(len(residual) - len(scale), 1) / bend.mean() ** 2
@@ -160,12 +156,7 @@ def _words(result, names, theta, error, values, vectors) -> tuple[str, ...]:
 
 def sensitivity(result: FitResult) -> np.ndarray:
     """d(predicted / measured) / d(free coefficients), [R, C']."""
-    rows = result.rows
-
-    def predict(theta):
-        return jnp.sum(rows.term_weight * result.form.build(theta)(*rows.inputs), axis=1) / rows.measured
-
-    return np.asarray(jax.jacfwd(predict)(jnp.asarray(result.theta)))[:, free_places(result)]
+    return result.rows.sensitivity(result.form, result.theta)[:, free_places(result)]
 
 
 def free_places(result: FitResult) -> list[int]:

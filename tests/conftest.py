@@ -1,5 +1,6 @@
 """What every test shares."""
 
+import importlib
 from collections.abc import Iterator
 
 import pytest
@@ -12,3 +13,11 @@ def _compiled_programs_do_not_pile_up() -> Iterator[None]:
     """Some tests compile without running a simulation, which looks after this by itself."""
     yield
     forget_programs_if_many()
+
+
+@pytest.fixture(scope="module")
+def no_figures() -> Iterator[None]:
+    """Runs without figures, which take longer than a small run itself, for tests of what is in the tables."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.import_module("jaxserve.run"), "save_figures", lambda *_, **__: None)
+        yield

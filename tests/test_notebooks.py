@@ -20,6 +20,7 @@ def test_stored_without_outputs(path: Path) -> None:
             assert not cell.outputs and cell.execution_count is None
 
 
+@pytest.mark.slow  # a process of its own for every notebook, which compiles for itself
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)

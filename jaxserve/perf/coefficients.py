@@ -8,7 +8,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -16,6 +15,7 @@ from jaxserve.errors import InputError, explain
 from jaxserve.perf.latency import DecodeTime, PrefillTime, TwoPieceDecodeTime
 from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
 from jaxserve.tomlfile import read_toml
+from jaxserve.types import on_host
 
 LARGEST = 1e12
 """Magnitude of a coefficient in seconds, joules, watts or tokens, far beyond any engine's."""
@@ -205,7 +205,7 @@ class Coefficients(_Strict):
         For fixed B the model is linear in the context, so its ends suffice.
         """
         batch = np.arange(1.0, max_batch + 1)
-        steps = self.decode_time_model()(jnp.asarray(np.stack([batch, batch])), jnp.asarray([[0.0], [float(kv_capacity)]]))
+        steps = self.decode_time_model()(on_host(np.stack([batch, batch])), on_host(np.array([[0.0], [float(kv_capacity)]])))
         return float(np.min(steps))
 
     def shortest_prefill_s(self, max_batch: int, budget: int, kv_capacity: int) -> float:

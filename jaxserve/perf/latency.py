@@ -1,9 +1,8 @@
 """Duration of one prefill step and of one decode step."""
 
 import equinox as eqx
-import jax.numpy as jnp
 
-from jaxserve.types import Real
+from jaxserve.types import Real, maximum, minimum
 
 
 class PrefillTime(eqx.Module):
@@ -22,8 +21,8 @@ class PrefillTime(eqx.Module):
 
     def __call__(self, n_tokens: Real, n_pieces: Real, sum_sq: Real) -> Real:
         """Seconds for `n_tokens` new tokens in `n_pieces` pieces with `sum_sq` = sum((c+n)^2 - c^2)."""
-        below = self.tok_slope_below * jnp.minimum(n_tokens, self.tok_knee)
-        above = self.tok_slope_above * jnp.maximum(n_tokens - self.tok_knee, 0.0)
+        below = self.tok_slope_below * minimum(n_tokens, self.tok_knee)
+        above = self.tok_slope_above * maximum(n_tokens - self.tok_knee, 0.0)
         return below + above + self.b0 + self.b1 * n_pieces + self.b2 * sum_sq
 
 
@@ -42,7 +41,7 @@ class DecodeTime(eqx.Module):
 
     def __call__(self, batch: Real, cached_tokens: Real) -> Real:
         """Seconds for a batch of `batch` requests with `cached_tokens` = K; `batch` >= 1, whole or a mean."""
-        context = cached_tokens / jnp.maximum(batch, 1.0)
+        context = cached_tokens / maximum(batch, 1.0)
         a0 = self.alpha0 + self.beta0 * context
         a1 = self.alpha1 + self.beta1 * context
         a2 = self.alpha2 + self.beta2 * context
@@ -68,9 +67,9 @@ class TwoPieceDecodeTime(eqx.Module):
 
     def __call__(self, batch: Real, cached_tokens: Real) -> Real:
         """Seconds for a batch of `batch` requests with `cached_tokens` = K; `batch` >= 1, whole or a mean."""
-        context = cached_tokens / jnp.maximum(batch, 1.0)
-        below = self.alpha1_below * jnp.minimum(batch, self.batch_knee)
-        above = self.alpha1 * jnp.maximum(batch - self.batch_knee, 0.0)
+        context = cached_tokens / maximum(batch, 1.0)
+        below = self.alpha1_below * minimum(batch, self.batch_knee)
+        above = self.alpha1 * maximum(batch - self.batch_knee, 0.0)
         return (
             self.alpha0 + below + above + batch * batch * self.alpha2 + context * (self.beta0 + batch * (self.beta1 + batch * self.beta2))
         )

@@ -94,8 +94,8 @@ class Compiled:
         longest_rtt = float(np.max(self.fleet.rtt_s, initial=0.0))
         return Sizes(
             slots=int(self.fleet.max_num_seqs),
-            requests=roomy(requests + 256, 8),
-            step_requests=roomy(max(busiest, 1), 16),  # no array is empty, though all requests be rejected
+            requests=roomy(max(requests + 256, FEW_REQUESTS), 8),
+            step_requests=roomy(max(busiest, FEW_IN_A_STEP), 16),
             transit=round_up(rate * (longest_rtt + step_s) * 1.3 + 64, 64),
             passes=passes,
             steps=steps,
@@ -111,6 +111,9 @@ CHUNK_REQUESTS = 50_000
 
 512 engines, 4000 req/s, two cores, round-robin: 2.4 us a request, with twelve times as many 3.3 (greedy: 4.8 and 6.1).
 """
+
+FEW_REQUESTS, FEW_IN_A_STEP, FEW_STEPS = 512, 64, 64
+"""Room that costs nothing when it stays empty: with no less, short and light runs of one fleet share their programs."""
 
 MOST_ENGINES = 1_000_000
 MOST_SLOTS = 200_000_000
@@ -130,7 +133,7 @@ def roomy(value: float, parts: int) -> int:
 
 def chunk_steps(passes: int, n_engines: int, wanted: float) -> int:
     """Steps of a chunk: as many as wanted, while the table of step ends [steps, passes, engines] stays within its memory."""
-    return max(8, min(int(CHUNK_BYTES // (passes * n_engines * 8)), MAX_CHUNK_STEPS, round_up(wanted, 8)))
+    return max(8, min(int(CHUNK_BYTES // (passes * n_engines * 8)), MAX_CHUNK_STEPS, roomy(max(wanted, FEW_STEPS), 2)))
 
 
 def compile_scenario(scenario: Scenario, base_dir: Path) -> Compiled:

@@ -40,7 +40,7 @@ class DeviceSolver:
         batch = jax.tree.map(lambda leaf: np.pad(leaf, by_pair if leaf.ndim == 3 else by_dc), batch)
         opens = bool(np.any(batch.opening != 0))
         began = time.perf_counter()
-        solved = jax.device_get(_solve(batch, np.asarray(self.gap), self.nodes, opens, together))
+        solved = jax.device_get(_solve(batch, np.asarray(self.gap), np.asarray(self.nodes), opens, together))
         wall_s = np.full(problems, time.perf_counter() - began)
         solved = jax.tree.map(lambda leaf: leaf[:problems], solved)
         solution = eqx.tree_at(lambda s: (s.place, s.wall_s), solved, (solved.place[:, :n], wall_s))
@@ -48,7 +48,7 @@ class DeviceSolver:
 
 
 @eqx.filter_jit
-def _solve(batch: AssignmentProblem, gap: ArrayLike, nodes: int, opens: bool, together: int) -> Solution:
+def _solve(batch: AssignmentProblem, gap: ArrayLike, nodes: ArrayLike, opens: bool, together: int) -> Solution:
     if opens:
         return solve_facilities(batch, together, gap=gap, nodes=nodes)
     solve = partial(solve_transport, gap=gap)

@@ -48,7 +48,7 @@ class Search(eqx.Module):
     going: Array  # [] bool
 
 
-def solve_facility(problem: AssignmentProblem, *, gap: ArrayLike = GAP, nodes: int = NODES) -> Solution:
+def solve_facility(problem: AssignmentProblem, *, gap: ArrayLike = GAP, nodes: ArrayLike = NODES) -> Solution:
     """The best assignment and DCs to open, proven within the relative `gap` unless that takes over `nodes`: one problem, vmap for more."""
     w = window_of(problem)
     opening = jnp.asarray(problem.opening, float) / w.scale
@@ -57,7 +57,7 @@ def solve_facility(problem: AssignmentProblem, *, gap: ArrayLike = GAP, nodes: i
     return _conclude(problem, w, tolerance, found)
 
 
-def solve_facilities(problems: AssignmentProblem, lanes: int, *, gap: ArrayLike = GAP, nodes: int = NODES) -> Solution:
+def solve_facilities(problems: AssignmentProblem, lanes: int, *, gap: ArrayLike = GAP, nodes: ArrayLike = NODES) -> Solution:
     """`solve_facility` for problems [P, ...], `lanes` of them side by side: a lane that is done takes the next problem.
 
     Searches differ tenfold in length, so that lanes which wait for each other would idle for more than half of the time.
@@ -115,7 +115,7 @@ def _conclude(problem: AssignmentProblem, w: Window, tolerance: Array, found: Se
     return finished(problem, found.place, found.best * w.scale, bound * w.scale, status)
 
 
-def _look(w: Window, opening: Array, gap: ArrayLike, nodes: int, s: Search) -> Search:
+def _look(w: Window, opening: Array, gap: ArrayLike, nodes: ArrayLike, s: Search) -> Search:
     """Solve the transport of a node, and go down from it or give it up."""
     dcs = jnp.arange(w.capacity.shape[0])
     undecided, closed = s.decision == UNDECIDED, s.decision == CLOSED

@@ -8,7 +8,7 @@ from scipy.optimize import minimize_scalar
 
 from calibration_fit.fit import fit, fit_all, knee_pieces
 from calibration_fit.forms import DECODE_TIME, PREFILL_TIME, TWO_PIECE_DECODE_TIME, Form
-from calibration_fit.losses import ROBUST_DELTA, pseudo_huber
+from calibration_fit.losses import ROBUST_DELTA, pseudo_huber, pseudo_huber_slopes
 from calibration_fit.measurements import Measurements
 from calibration_fit.published import A100, composed
 from calibration_fit.rows import make_rows
@@ -22,6 +22,25 @@ OBJECTIVE_TOLERANCE = 1e-3
 def test_pseudo_huber_is_square_near_and_linear_far():
     assert float(pseudo_huber(np.float64(1e-9), 0.02)) == pytest.approx(0.5e-18, rel=1e-6)
     assert float(pseudo_huber(np.float64(5.0), 0.02)) == pytest.approx(0.02 * 5.0, rel=0.01)
+
+
+def test_slopes_are_those_of_finite_differences():
+    """Of the loss, first and second; and of predictions by the coefficients, whatever the number of rows."""
+    r, h = np.array([-0.3, -0.01, 0.0, 0.004, 2.0]), 1e-5
+    above, here, below = (np.asarray(pseudo_huber(r + step, 0.02)) for step in (h, 0.0, -h))
+    first, second = pseudo_huber_slopes(r, 0.02)
+    np.testing.assert_allclose(first, (above - below) / (2 * h), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(second, (above - 2 * here + below) / h**2, rtol=1e-4, atol=1e-6)
+    theta = np.array([float(getattr(DECODE, name)) for name in DECODE_TIME.coefficients])
+    for n in (7, 40):
+        rows = make_rows([synthetic("decode", n=n)], DECODE_TIME)
+        found = rows.sensitivity(DECODE_TIME, theta)
+        assert found.shape == (n, len(theta))
+        for j in range(len(theta)):
+            step = np.zeros(len(theta))
+            step[j] = 1e-3 * max(abs(theta[j]), 1e-9)
+            up, down = (rows.predict(DECODE_TIME.build(list(theta + sign * step))) for sign in (1, -1))
+            np.testing.assert_allclose(found[:, j], (up - down) / (2 * step[j]) / rows.measured, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("phase", "form", "truth"), [("prefill", PREFILL_TIME, PREFILL), ("decode", DECODE_TIME, DECODE)])

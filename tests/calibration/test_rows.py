@@ -1,5 +1,6 @@
 """End-to-end rows: prefill packing and the sum over decode steps."""
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -71,3 +72,13 @@ def test_two_piece_is_continuous_and_reduces_to_the_study_form():
 
 def test_every_column_says_what_it_is():
     assert all(c.text for c in COLUMNS.values())
+
+
+@pytest.mark.parametrize("module", [PREFILL, DECODE, TWO_PIECE])
+def test_numpy_gives_what_jax_gives(module):
+    """On the host the forms are worked out by numpy, which compiles nothing; around the knees too."""
+    first = np.array([1.0, 7.5, 8.0, 9.0, 299.0, 300.0, 301.0, 4096.0])
+    inputs = (first, 2.0 * first) if module is not PREFILL else (first, np.ones(8), first**2)
+    found = module(*inputs)
+    assert type(found) is np.ndarray
+    np.testing.assert_allclose(found, jax.jit(type(module).__call__)(module, *inputs), rtol=1e-14)

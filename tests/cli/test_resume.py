@@ -1,5 +1,6 @@
 """A run that is killed half way and started again with `--resume` ends with the bytes of one that was never stopped."""
 
+import importlib
 import signal
 import subprocess
 import sys
@@ -9,21 +10,22 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+import jaxserve
 from tests.cli.helpers import call, write_scenario
 
 DRIVER = """
-import importlib, os, sys
+import importlib, os, signal, sys
 from pathlib import Path
 
 run = importlib.import_module("jaxserve.run")
 run.CHECKPOINT_EVERY_S = 0.0  # after every chunk
-scenario, out, policy, share, signal = sys.argv[1:]
+scenario, out, policy, share = sys.argv[1:]
 checkpoint = Path(out + ".partial") / policy / "checkpoint.npz"
 
 def progress(label, done):
     # Told before the checkpoint of this chunk: its rows are written already, and must be forgotten.
     if label == policy and done >= float(share) and checkpoint.exists():
-        os.kill(os.getpid(), int(signal))
+        os.kill(os.getpid(), signal.SIGKILL)
 
 run.run(scenario, out=out, progress=progress)
 """
@@ -46,6 +48,9 @@ POLICIES = ("round_robin", "greedy-0.5")
 TABLES = ("requests.parquet", "ledger.parquet", "engines.parquet")
 
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+
 @pytest.fixture(scope="module")
 def scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Several chunks long, under load, with requests that are rejected and a policy that remembers what it sent."""
@@ -60,19 +65,11 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_scenario(tmp_path_factory.mktemp("scenario"), changes)
 
 
-def drive(scenario: Path, out: Path, policy: str, share: float, sign: int) -> subprocess.Popen[str]:
-    """A run in a process of its own that signals itself at a share of the horizon."""
-    arguments = [scenario, out, policy, str(share), str(int(sign))]
-    return subprocess.Popen([sys.executable, "-c", DRIVER, *arguments], stderr=subprocess.PIPE, text=True)
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(scenario: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nothing stopped."""
+    """The folder of a run that nothing stopped, in this process: what it compiles, the others load."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    process = drive(scenario, out, "nobody", 2.0, signal.SIGKILL)
-    _, said = process.communicate(timeout=180)
-    assert process.returncode == 0, said
+    jaxserve.run(scenario, out=out)
     assert pq.ParquetFile(out / POLICIES[0] / "requests.parquet").num_row_groups > 3  # several chunks
     statuses = pq.read_table(out / POLICIES[0] / "requests.parquet", columns=["status"])["status"].to_pylist()
     assert statuses.count("rejected") > 10
@@ -87,19 +84,12 @@ def assert_same_bytes(out: Path, uninterrupted: Path) -> None:
     assert not list(out.parent.glob("*.partial"))
 
 
-@pytest.mark.parametrize(("policy", "share"), [("round_robin", 0.5), ("greedy-0.5", 0.7)])
 def test_killed_half_way(
-    policy: str,
-    share: float,
-    scenario: Path,
-    uninterrupted: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    scenario: Path, uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, partial = tmp_path / "out", tmp_path / "out.partial"
-    process = drive(scenario, out, policy, share, signal.SIGKILL)
-    process.communicate(timeout=180)
+    """In the second policy, by itself."""
+    out, partial, policy = tmp_path / "out", tmp_path / "out.partial", POLICIES[1]
+    process = subprocess.run([sys.executable, "-c", DRIVER, scenario, out, policy, "0.7"], timeout=180, check=False)
     assert process.returncode == -signal.SIGKILL
     assert not out.exists() and (partial / policy / "checkpoint.npz").exists() and not (partial / policy / "summary.json").exists()
 
@@ -114,9 +104,9 @@ def test_killed_half_way(
     outcome = call(capsys, monkeypatch, "run", scenario, "--out", out, "--resume")
     assert outcome.code == 0, outcome.err
     assert_same_bytes(out, uninterrupted)
-    if policy != POLICIES[0]:  # a policy that was whole is not run again
-        kept = partial / POLICIES[0] / "requests.parquet"
-        assert (out / POLICIES[0] / "requests.parquet").stat().st_mtime_ns == finished[kept]
+    # A policy that was whole is not run again.
+    kept = partial / POLICIES[0] / "requests.parquet"
+    assert (out / POLICIES[0] / "requests.parquet").stat().st_mtime_ns == finished[kept]
 
 
 def stamp(path: Path) -> int:
@@ -127,7 +117,7 @@ def stamp(path: Path) -> int:
 def test_stopped_from_outside_then_again(
     scenario: Path, uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # By Ctrl-C, and a second time, by force, while it goes on.
+    """In the first policy, by Ctrl-C, and a second time, by force, while it goes on."""
     out = tmp_path / "out"
     checkpoint = tmp_path / "out.partial" / POLICIES[0] / "checkpoint.npz"
     for arguments, sign in (([], signal.SIGINT), (["--resume"], signal.SIGKILL)):
@@ -148,6 +138,10 @@ def test_stopped_from_outside_then_again(
     assert_same_bytes(out, uninterrupted)
 
 
+class Stopped(BaseException):
+    """In place of a signal: nothing in the package can catch it."""
+
+
 def test_a_trace_that_changed_in_between(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # The scenario is the same text, the requests are not: half of one trace and half of another would be no result.
     out, trace = tmp_path / "out", tmp_path / "trace.csv"
@@ -155,9 +149,14 @@ def test_a_trace_that_changed_in_between(tmp_path: Path, capsys: pytest.CaptureF
     trace.write_text("arrival_s,isl,osl\n" + "\n".join(rows))
     changes = {"horizon_s": 400.0, "ledger_s": 0.1, "workload": {"kind": "trace", "path": "trace.csv"}}
     scenario = write_scenario(tmp_path, changes)
-    process = drive(scenario, out, POLICIES[0], 0.4, signal.SIGKILL)
-    process.communicate(timeout=180)
-    assert process.returncode == -signal.SIGKILL
+
+    def stop(label: str, done: float) -> None:
+        if (tmp_path / "out.partial" / label / "checkpoint.npz").exists():
+            raise Stopped
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(importlib.import_module("jaxserve.run"), "CHECKPOINT_EVERY_S", 0.0)
+        jaxserve.run(scenario, out=out, progress=stop)
     honest = trace.read_text()
     trace.write_text(honest.replace(",600,", ",601,"))
     outcome = call(capsys, monkeypatch, "run", scenario, "--out", out, "--resume")

@@ -15,6 +15,8 @@ from jaxserve.perf.coefficients import load_coefficients
 from jaxserve.scenario.load import load_scenario
 from tests.cli.helpers import changed, write_scenario
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:00:00.0000000,120,5
 2023-11-16 18:00:00.5000000,80,9

@@ -1,18 +1,23 @@
-"""The random scenarios of the parity tests, run as few compiled calls: lanes of one kind of world and one kind of policy side by side."""
+"""The random scenarios of the parity tests, run as few compiled calls: lanes of one kind of world, whatever their policy, side by side."""
 
 import math
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
 from jaxserve.engine.control import AbstractPolicy, AbstractRequestPolicy, View
+from jaxserve.engine.model import Arrivals, Fleet
+from jaxserve.engine.requests import StepRequests
+from jaxserve.engine.state import Schedulers, Snapshot
 from jaxserve.policies.greedy import Greedy
-from jaxserve.policies.simple import LeastLoaded
+from jaxserve.policies.simple import LeastLoaded, RoundRobin
 from tests.oracle.model import OracleResult, OracleScenario
 from tests.oracle.random_knowledge import REQUEST_SEEDS, informed_scenario
 from tests.oracle.random_scenarios import KINDS, random_scenario
@@ -40,6 +45,30 @@ class ByRequest(AbstractRequestPolicy):
         return jnp.where(self.least_loaded, least, place), after
 
 
+class AnyPolicy(AbstractPolicy):
+    """Round-robin by a flag, else `ByRequest`, which halves them once more; their memories are of one form.
+
+    Round-robin then takes shorter steps than it could: steps of its own it takes alone, in `test_parity.SINGLES`.
+    """
+
+    observes: ClassVar[bool] = True
+    by_request: ByRequest
+    round_robin: ArrayLike  # [] bool
+
+    def init(self, n_dc: int) -> Array:
+        """The memory of all of them: a number of requests dealt."""
+        return self.by_request.init(n_dc)
+
+    def route(
+        self, fleet: Fleet, arrivals: Arrivals, snapshot: Snapshot, schedulers: Schedulers, requests: StepRequests
+    ) -> tuple[Array, Schedulers, tuple[()]]:
+        """The routing of the policy that the flag names."""
+        known = (fleet, arrivals, snapshot, schedulers, requests)
+        found = RoundRobin().route(*known), self.by_request.route(*known)
+        place, after, _ = jax.tree.map(lambda dealt, chosen: jnp.where(self.round_robin, dealt, chosen), *found)
+        return place, after, ()
+
+
 @cache
 def world(seed: int) -> OracleScenario:
     """The world of a seed; the last ones have schedulers that know more."""
@@ -55,23 +84,21 @@ def reference(seed: int) -> OracleResult:
 def lane_policy(s: OracleScenario) -> AbstractPolicy:
     """The scenario's policy in a form that shares a compiled call with others."""
     policy = policy_of(s)
-    if isinstance(policy, AbstractRequestPolicy):
-        greedy = policy if isinstance(policy, Greedy) else Greedy.of()
-        return ByRequest(greedy, np.bool_(isinstance(policy, LeastLoaded)))
-    return policy
+    greedy = policy if isinstance(policy, Greedy) else Greedy.of()
+    return AnyPolicy(ByRequest(greedy, np.bool_(isinstance(policy, LeastLoaded))), np.bool_(isinstance(policy, RoundRobin)))
 
 
-def group_of(seed: int) -> tuple[int, bool]:
-    """What must be compiled apart: the kind of world, and whether the policy looks at snapshots."""
-    return seed % len(KINDS), policy_of(world(seed)).observes
+def kind_of(seed: int) -> int:
+    """What must be compiled apart."""
+    return seed % len(KINDS)
 
 
 @cache
-def groups() -> dict[tuple[int, bool], list[int]]:
-    """Seeds by group, group after group."""
+def groups() -> dict[int, list[int]]:
+    """Seeds by kind of world, kind after kind."""
     found = defaultdict(list)
     for seed in SEEDS:
-        found[group_of(seed)].append(seed)
+        found[kind_of(seed)].append(seed)
     return dict(sorted(found.items()))
 
 
@@ -91,12 +118,12 @@ def run_batch(scenarios: list[OracleScenario], step_windows: int) -> list[Engine
 
 def group_step_windows(seeds: list[int]) -> int:
     """The longest step that all worlds of a group allow."""
-    return math.gcd(*(step_windows_of(world(seed), policy_of(world(seed)).observes) for seed in seeds))
+    return math.gcd(*(step_windows_of(world(seed), observes=True) for seed in seeds))
 
 
-def group_results(kind: int, observes: bool) -> dict[int, EngineResult]:
+def group_results(kind: int) -> dict[int, EngineResult]:
     """What the engine makes of the worlds of a group, by seed."""
-    seeds = groups()[kind, observes]
+    seeds = groups()[kind]
     step_windows = group_step_windows(seeds)
     results: dict[int, EngineResult] = {}
     for batch in batches(seeds):
@@ -105,7 +132,7 @@ def group_results(kind: int, observes: bool) -> dict[int, EngineResult]:
 
 
 _workers = ThreadPoolExecutor(2)
-_started: dict[tuple[int, bool], Future[dict[int, EngineResult]]] = {}
+_started: dict[int, Future[dict[int, EngineResult]]] = {}
 
 
 def result(seed: int) -> EngineResult:
@@ -113,9 +140,9 @@ def result(seed: int) -> EngineResult:
 
     The next group begins meanwhile in a second thread: compiling is most of the work, and takes one core.
     """
-    mine = group_of(seed)
+    mine = kind_of(seed)
     order = list(groups())
-    for group in order[order.index(mine) :][:2]:
-        if group not in _started:
-            _started[group] = _workers.submit(group_results, *group)
+    for kind in order[order.index(mine) :][:2]:
+        if kind not in _started:
+            _started[kind] = _workers.submit(group_results, kind)
     return _started[mine].result()[seed]

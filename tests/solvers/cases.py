@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from jaxserve.solvers.problem import EMPTY, FAILED, INFEASIBLE, OPTIMAL, AssignmentProblem, usable
+from jaxserve.solvers.problem import EMPTY, FAILED, INFEASIBLE, OPTIMAL, AssignmentProblem
 
 
 def problem(cost, capacity, opening=0.0, feasible=None) -> AssignmentProblem:
@@ -19,6 +19,13 @@ def problem(cost, capacity, opening=0.0, feasible=None) -> AssignmentProblem:
         capacity=np.broadcast_to(np.asarray(capacity), dcs).astype(np.int64),
         opening=np.broadcast_to(np.asarray(opening, float), dcs).copy(),
     )
+
+
+def padded(p: AssignmentProblem, rows: int, dcs: int) -> AssignmentProblem:
+    """The same problem in a larger shape, which others share: with requests that no DC can serve and DCs that have no place."""
+    n, d = np.shape(p.cost)
+    pairs, by_dc = ((0, rows - n), (0, dcs - d)), (0, dcs - d)
+    return AssignmentProblem(np.pad(p.cost, pairs), np.pad(p.feasible, pairs), np.pad(p.capacity, by_dc), np.pad(p.opening, by_dc))
 
 
 def random_problem(seed: int, n: int, d: int, openings: bool, tight: float) -> AssignmentProblem:
@@ -71,6 +78,8 @@ def adversarial() -> dict[str, AssignmentProblem]:
         "equal columns, equal openings": problem(np.tile(square[:, :1], (1, 3)), [3, 3, 3], 5.0),
         "openings dominate": problem(square, [6, 4, 3], [1e6, 4e5, 5e5]),
         "openings negligible": problem(square, [3, 2, 4], [1e-7, 2e-7, 3e-7]),
+        "negative costs": problem(-square, [3, 2, 4]),
+        "negative costs, openings": problem(-square, [3, 2, 4], [5.0, 6.0, 7.0]),
         "one opening": problem(square, [3, 2, 4], [0.0, 30.0, 0.0]),
         "1 request": problem([[4.0, 2.0, 3.0]], [1, 0, 1]),
         "1 request, openings": problem([[4.0, 2.0, 3.0]], 1, [0.0, 5.0, 0.5]),
@@ -101,8 +110,9 @@ def adversarial() -> dict[str, AssignmentProblem]:
 
 
 def expected_status(problem: AssignmentProblem) -> int:
-    """What a back end with time enough must say: what is not usable fails, even without requests."""
-    if not usable(problem):
+    """What a back end with time enough must say: a cost that counts, or an opening, that is no number fails, even without requests."""
+    feasible, opening = np.asarray(problem.feasible), np.asarray(problem.opening)
+    if not (np.isfinite(np.asarray(problem.cost)[feasible]).all() and np.isfinite(opening).all() and (opening >= 0).all()):
         return FAILED
     if not np.any(problem.feasible):
         return EMPTY

@@ -1,6 +1,5 @@
 """Assignment problems as real runs of the study's scenarios meet them, window by window."""
 
-import equinox as eqx
 import jax
 import numpy as np
 
@@ -12,6 +11,7 @@ from jaxserve.scenario.compile import compile_scenario
 from jaxserve.scenario.load import load_scenario
 from jaxserve.solvers.highs import HighsSolver
 from jaxserve.solvers.problem import AssignmentProblem, Solution
+from tests.solvers.cases import padded
 
 
 class Recorder:
@@ -51,11 +51,5 @@ def record(scenario: str, kind: str, *overrides: str) -> Recorder:
 
 def stacked(problems: list[AssignmentProblem]) -> AssignmentProblem:
     """All as one batch, padded with requests that are no part of any."""
-    most = max(len(p.cost) for p in problems)
-
-    def padded(p: AssignmentProblem) -> AssignmentProblem:
-        blank = most - len(p.cost)
-        rows = (np.pad(p.cost, ((0, blank), (0, 0))), np.pad(p.feasible, ((0, blank), (0, 0))))
-        return eqx.tree_at(lambda q: (q.cost, q.feasible), p, rows)
-
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *map(padded, problems))
+    rows, dcs = max(len(p.cost) for p in problems), problems[0].cost.shape[1]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *(padded(p, rows, dcs) for p in problems))

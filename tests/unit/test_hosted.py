@@ -31,11 +31,13 @@ MEASURED = {"decision_latency": {"kind": "measured"}}
 TIMES = ["decision_s", "dc_arrival_s", "admit_s", "first_token_s", "finish_s"]
 
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _short() -> Iterator[None]:
-    """No figures, and chunks of eight steps on the device too."""
+    """Chunks of eight steps on the device too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("jaxserve.run"), "save_figures", lambda *_, **__: None)
         patch.setattr("jaxserve.scenario.compile.MAX_CHUNK_STEPS", 8)
         yield
 

@@ -101,6 +101,7 @@ BAD_TABLES = {
     "text": (HEADER + "0,1,x\n1,2,2\n", "row 2, column osl_tokens: 'x' is not a number"),
     "short row": (HEADER + "0,1\n1,2,2\n", r"row 2: has 2 field\(s\)"),
     "beyond 1": (HEADER + "0,1,1\n1.5,2,2\n", "row 3, column probability: 1.5 is outside"),
+    "a cell beyond reason": (HEADER + "0,5,5\n1," + "6" * 200_000 + ",5\n", "row 3"),
 }
 
 
