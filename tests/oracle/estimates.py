@@ -31,10 +31,10 @@ class Belief:
     k: float
     duty: float
     ci: float
-    unseen: float = 0.0  # requests come since the poll and in the ledger, which no poll has told of
+    above_mean: float = 0.0  # s: requests by which one of its engines in a hundred exceeds the mean
 
     def plus(self, requests: list[Request], n_engines: int) -> "Belief":
-        """The same with these requests sent there as well; q stays."""
+        """The same with these requests sent there as well; q and s stay."""
         tokens = sum(r.isl for r in requests) / n_engines
         return replace(self, b=self.b + len(requests) / n_engines, q_tokens=self.q_tokens + tokens, k=self.k + tokens)
 
@@ -60,8 +60,7 @@ def latency(s: OracleScenario, rtt_s: float, r: Request, at: Belief, means: Mean
     duty = min(at.duty, 0.95)
     m = most_running(s, means, s.batch_capacity)
     t_res = means.osl * t_dec(s.t_dec, max(at.b, 1.0), at.k) / (1.0 - duty)
-    above_mean = 2.33 * math.sqrt(at.b + at.q + at.unseen) if s.view == "aged" else 0.0
-    wait = max(0.0, at.b + at.q + above_mean + 1.0 - m) * t_res / m
+    wait = max(0.0, at.b + at.q + at.above_mean + 1.0 - m) * t_res / m
     prefill = t_pre(s.t_pre, r.isl + at.q_tokens, 1.0 + at.q, r.isl**2 + at.q * means.isl2)
     others_prefill = 0.0 if at.q_tokens == 0.0 else t_pre(s.t_pre, at.q_tokens, at.q, at.q * means.isl2) / osl
     tpot = (t_dec(s.t_dec, at.b + 1.0, at.k + r.isl) + others_prefill) / (1.0 - duty)

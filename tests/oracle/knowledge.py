@@ -1,5 +1,6 @@
 """What a scheduler knows of the DCs between polls: the last snapshots, its own ledger, what its peers do, and how that ages."""
 
+import math
 from dataclasses import dataclass
 
 from tests.oracle.datacenter import Snapshot
@@ -69,14 +70,15 @@ class Knowledge:
         view, mine, n = self.views[d], self.ledger[d], n_engines(self.s, d)
         w, _ = self.peers()
         sent = w * len(mine) / n
+        b, q = view.b + sent, view.q_tokens / means.isl
         return Belief(
-            b=view.b + sent,
+            b=b,
             q_tokens=view.q_tokens + w * sum(x.isl for x in mine) / n,
-            q=view.q_tokens / means.isl,
+            q=q,
             k=view.k,
             duty=view.duty,
             ci=view.ci,
-            unseen=view.unseen + sent,
+            above_mean=2.33 * math.sqrt(b + q + view.unseen + sent) if self.s.view == "aged" else 0.0,
         )
 
     def peers(self) -> tuple[float, list[float]]:

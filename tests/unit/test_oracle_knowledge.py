@@ -51,7 +51,7 @@ class TestPeers:
         g.dispatch(request(8, 2), 0)
         g.dispatch(request(4, 2), 0)
         at = g.knows.belief(0, MEANS)
-        assert at == Belief(b=1.0 + w * 2 / 2, q_tokens=4.0 + w * 12 / 2, q=1.0, k=3.0, duty=0.5, ci=100.0, unseen=w)
+        assert at == Belief(b=1.0 + w * 2 / 2, q_tokens=4.0 + w * 12 / 2, q=1.0, k=3.0, duty=0.5, ci=100.0)
         assert g.knows.belief(1, MEANS) == Belief(b=0.0, q_tokens=0.0, q=0.0, k=0.0, duty=0.0, ci=100.0)
 
     def test_observed(self):
@@ -123,8 +123,9 @@ class TestAgeing:
         knows.carry(2, MEANS)
         assert knows.ledger[0] == []
         knows.see(0, snapshot(1.0, b=3.0, q=8.0, k=9.0, duty=0.25, came=(0,)))
-        at = knows.belief(0, MEANS)
-        assert at == Belief(b=4.0, q_tokens=14.0, q=2.0, k=9.0, duty=0.25, ci=100.0, unseen=1.0)  # the one still on the way
+        # The one still on the way is the only one that the poll has not seen.
+        above_mean = 2.33 * math.sqrt(4 + 2 + 1)
+        assert knows.belief(0, MEANS) == Belief(b=4.0, q_tokens=14.0, q=2.0, k=9.0, duty=0.25, ci=100.0, above_mean=above_mean)
         knows.carry(3, MEANS)
         assert knows.carried[4:] == [(0, 2, [6]), (1, 2, [])]
 
@@ -160,16 +161,23 @@ class TestAgeing:
         assert knows.ledger[0] == [Sent(isl=5, decided_s=0.0, dc_arrival_s=0.0)]
 
     def test_one_engine_in_a_hundred_has_more_than_the_mean(self):
-        s = scenario([(0.0, 1, 1)], kv_capacity_tokens=24)  # room for two mean requests
-        at = Belief(b=5.0, q_tokens=0.0, q=3.0, k=10.0, duty=0.0, ci=0.0, unseen=1.0)
-        t_res = 8 * (0.5 + 0.25 * 5)
-        expected = [(5 + 3 + more + 1 - 2) * t_res / 2 + 1.0 for more in (0.0, 2.33 * math.sqrt(5 + 3 + 1))]
-        waits = [latency(replace(s, view=view), 0.0, request(4, 8), at, MEANS)[0] for view in ("snapshot", "aged")]
-        assert waits == pytest.approx(expected, rel=ROUNDING)
+        knows = watched(nodes=[2, 1])
+        knows.see(0, snapshot(b=5.0, q=12.0, k=10.0, came=(0,)))
+        knows.views[0].unseen = 0.5
+        knows.note(0, Sent(isl=4, decided_s=0.0, dc_arrival_s=0.0))
+        assert knows.belief(0, MEANS).above_mean == 2.33 * math.sqrt(5.5 + 3 + 0.5 + 0.5)
+        assert knows.belief(1, MEANS).above_mean == 0.0
 
-    def test_what_an_iteration_adds_to_the_running_is_not_unseen(self):
-        at = Belief(b=1.0, q_tokens=2.0, q=3.0, k=4.0, duty=0.5, ci=6.0, unseen=0.25).plus([request(8, 1)], 2)
-        assert at == Belief(b=1.5, q_tokens=6.0, q=3.0, k=8.0, duty=0.5, ci=6.0, unseen=0.25)
+    @pytest.mark.parametrize("above_mean", [0.0, 2.5])
+    def test_which_adds_to_the_wait(self, above_mean):
+        s = scenario([(0.0, 1, 1)], kv_capacity_tokens=24)  # room for two mean requests
+        at = Belief(b=5.0, q_tokens=0.0, q=3.0, k=10.0, duty=0.0, ci=0.0, above_mean=above_mean)
+        t_res = 8 * (0.5 + 0.25 * 5)
+        assert latency(s, 0.0, request(4, 8), at, MEANS)[0] == (5 + 3 + above_mean + 1 - 2) * t_res / 2 + 1.0
+
+    def test_and_stays_while_an_ilp_iterates(self):
+        at = Belief(b=1.0, q_tokens=2.0, q=3.0, k=4.0, duty=0.5, ci=6.0, above_mean=0.25).plus([request(8, 1)], 2)
+        assert at == Belief(b=1.5, q_tokens=6.0, q=3.0, k=8.0, duty=0.5, ci=6.0, above_mean=0.25)
 
 
 class TestCarrying:
