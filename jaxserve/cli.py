@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -97,37 +97,65 @@ def sweep(
         save_dataset(dataset, out)
 
 
+MeasuredModels = Annotated[list[str] | None, typer.Option("--model", help="Llama-3.1-8B, Qwen2.5-7B or Mixtral-8x7B; default: all.")]
+Seeds = Annotated[int, typer.Option(min=1, max=10, help="How many seeds, from 0 on.")]
+Horizon = Annotated[float, typer.Option("--horizon", min=1.0, max=86400.0, help="Seconds of arrivals in each run.")]
+Jobs = Annotated[int | None, typer.Option(min=1, max=256, help="Processes; default: one a core.")]
+
+
 @app.command()
 def behaviour(
     out: Annotated[Path, typer.Option(help="Folder for behaviour.md, its tables and its figure; a begun one is gone on with.")],
-    models: Annotated[list[str] | None, typer.Option("--model", help="Llama-3.1-8B, Qwen2.5-7B or Mixtral-8x7B; default: all.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=10, help="How many seeds, from 0 on.")] = 5,
-    horizon_s: Annotated[float, typer.Option("--horizon", min=1.0, max=86400.0, help="Seconds of arrivals in each run.")] = 200.0,
-    jobs: Annotated[int | None, typer.Option(min=1, max=256, help="Processes; default: one a core.")] = None,
+    models: MeasuredModels = None,
+    seeds: Seeds = 5,
+    horizon_s: Horizon = 200.0,
+    jobs: Jobs = None,
 ) -> None:
     """Measure all policies at the study's loads, what they are sensitive to and how the text can be read, beside what was published."""
-    from jaxserve.outputs import check_free
     from jaxserve.studies.behaviour import behave
+
+    _measure("behaviour", behave, out, models, seeds, horizon_s, jobs)
+
+
+@app.command()
+def knowledge(
+    out: Annotated[Path, typer.Option(help="Folder for knowledge.md and its figure; a begun one is gone on with.")],
+    models: MeasuredModels = None,
+    seeds: Seeds = 1,
+    horizon_s: Horizon = 60.0,
+    jobs: Jobs = None,
+) -> None:
+    """Measure what schedulers' knowledge of each other and of the time since a poll is worth, over loads, polls and schedulers."""
+    from jaxserve.studies.knowledge import study
+
+    _measure("knowledge", study, out, models, seeds, horizon_s, jobs)
+
+
+def _measure(
+    name: str, study: Callable[..., Any], out: Path, models: list[str] | None, seeds: int, horizon_s: float, jobs: int | None
+) -> None:
+    """A study of many runs, which goes on from what `out` holds."""
+    from jaxserve.outputs import check_free
     from jaxserve.studies.measure import begun
     from jaxserve.studies.setups import MODELS
 
     if not begun(out):
         check_free(out, folder=True)
-    options = [*(f"--model {name}" for name in models or []), f"--seeds {seeds} --horizon {horizon_s:g}"]
+    options = [*(f"--model {model}" for model in models or []), f"--seeds {seeds} --horizon {horizon_s:g}"]
     try:
-        behave(
+        study(
             models or list(MODELS),
             range(seeds),
             horizon_s,
             out=out,
             jobs=jobs or os.cpu_count() or 1,
-            command=" ".join(["jaxserve behaviour", *options]),
+            command=" ".join([f"jaxserve {name}", *options]),
             progress=lambda text: print(text, file=sys.stderr),
         )
     except KeyboardInterrupt:
         print("jaxserve: interrupted; what is measured so far is kept, the same command goes on with it", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
-    print(f"Behaviour: {out}")
+    print(f"{name.capitalize()}: {out}")
 
 
 @app.command()

@@ -14,6 +14,7 @@ from jaxserve.errors import InputError
 from jaxserve.studies.comparison import FACTOR, POINTS, compare, published, with_shares
 from jaxserve.studies.readings import QUESTIONS
 from jaxserve.studies.setups import MODELS, ONE_SEED, READ_AT, SATURATION, SHORT_SHARE, warmup_s
+from jaxserve.studies.tables import markdown, names, where
 
 COLUMNS: dict[str, str] = {
     "saving": "saving vs round_robin",
@@ -28,7 +29,7 @@ COLUMNS: dict[str, str] = {
 
 def report(runs: pd.DataFrame, compared: pd.DataFrame, verdicts: pd.DataFrame, command: str, horizon_s: float) -> str:
     """All tables, with the command that made them; `runs` with their shares, `compared` with what was published."""
-    seeds = sorted(_where(runs, part="load")["seed"].unique())
+    seeds = sorted(where(runs, part="load")["seed"].unique())
     text = [
         "# How the policies behave at the study's loads",
         f"Made by `{command}`: {horizon_s:g} s of arrivals, the first {warmup_s(horizon_s):g} not counted, seeds "
@@ -38,23 +39,23 @@ def report(runs: pd.DataFrame, compared: pd.DataFrame, verdicts: pd.DataFrame, c
     ]
     for model, mine in runs.groupby("model", sort=False):
         text.append(f"## {model}")
-        (sustained,) = _where(mine, part=SATURATION).to_dict("records")
+        (sustained,) = where(mine, part=SATURATION).to_dict("records")
         fleet = sustained["engines"] * sustained["saturation_per_engine"]
         text.append(
             f"An engine sustains {sustained['saturation_per_engine']:.2f} req/s, the fleet {fleet:.0f}: measured under more load, "
             f"over {sustained['horizon_s']:.0f} s, with requests in a batch for {sustained['stay_s']:.1f} s."
         )
-        loads = _where(mine, part="load")
+        loads = where(mine, part="load")
         for load in MODELS[str(model)].loads:
             rate = MODELS[str(model)].loads[load]
             text.append(f"### {load}: {rate:g} req/s, {100 * rate / fleet:.0f} % of saturation")
-            text.append(_table(_where(loads, load=load), "policy", COLUMNS))
+            text.append(_table(where(loads, load=load), "policy", COLUMNS))
         text += [
             "### What else matters",
             f"Runs of {SHORT_SHARE:.0%} of the length, saving / SLO violated.",
-            _settings(_where(mine, part="setting")),
+            _settings(where(mine, part="setting")),
         ]
-        if len(setups := _where(mine, part="setup")):
+        if len(setups := where(mine, part="setup")):
             text += ["### The study's other set-ups", _table(setups.assign(at=setups["setting"] + ", " + setups["policy"]), "at", COLUMNS)]
     text += ["## Published and measured", COMPARED, _compared(compared)]
     text += [
@@ -62,9 +63,9 @@ def report(runs: pd.DataFrame, compared: pd.DataFrame, verdicts: pd.DataFrame, c
         _questions(),
         f"Saving / SLO violated under each reading, one seed, {SHORT_SHARE:.0%} of the length:",
     ]
-    for model, mine in _where(runs, part="reading").groupby("model", sort=False):
+    for model, mine in where(runs, part="reading").groupby("model", sort=False):
         for load in READ_AT:
-            text += [f"### {model}, {load} load", _readings(str(model), load, _where(mine, load=load))]
+            text += [f"### {model}, {load} load", _readings(str(model), load, where(mine, load=load))]
     text += ["## Directions", _counts(verdicts), "Where one does not hold:", _against(verdicts)]
     return "\n\n".join(text) + "\n"
 
@@ -87,26 +88,26 @@ def _compared(compared: pd.DataFrame) -> str:
         ]
         for row in compared.to_dict("records")
     ]
-    return _markdown(["where", "figure", "published", "ours", "difference", "explained by"], rows, text=(0, 1, 5))
+    return markdown(["where", "figure", "published", "ours", "difference", "explained by"], rows, text=(0, 1, 5))
 
 
 def _questions() -> str:
     rows = [[q.name, q.default, q.evidence, "; ".join(reading.name for reading in q.others)] for q in QUESTIONS]
-    return _markdown(["open", "default here", "words behind it", "other readings"], rows, text=(0, 1, 2, 3))
+    return markdown(["open", "default here", "words behind it", "other readings"], rows, text=(0, 1, 2, 3))
 
 
 def _readings(model: str, load: str, frame: pd.DataFrame) -> str:
     """A row a reading, a column a policy; first what is published for them."""
-    policies = _names(frame, "policy")
+    policies = names(frame, "policy")
     stated = [f"{_stated(model, load, policy, 'saving')} / {_stated(model, load, policy, 'slo_violation')}" for policy in policies]
     rows = [["published", *stated]]
-    for name in _names(frame, "setting"):
+    for name in names(frame, "setting"):
         cells = []
         for policy in policies:
-            one = _where(frame, policy=policy, setting=name)
+            one = where(frame, policy=policy, setting=name)
             cells.append(f"{_cell(one['saving'].tolist())} / {_cell(one['slo_violation'].tolist())}" if len(one) else "as shipped")
         rows.append([name, *cells])
-    return _markdown(["saving / SLO violated", *policies], rows)
+    return markdown(["saving / SLO violated", *policies], rows)
 
 
 def _stated(model: str, load: str, policy: str, metric: str) -> str:
@@ -120,74 +121,56 @@ def _stated(model: str, load: str, policy: str, metric: str) -> str:
     return ", ".join(dict.fromkeys(found)) or "–"
 
 
-def _where(frame: pd.DataFrame, **equal: str) -> pd.DataFrame:
-    mask = np.ones(len(frame), bool)
-    for column, value in equal.items():
-        mask &= (frame[column] == value).to_numpy()
-    return pd.DataFrame(frame.loc[mask])
-
-
-def _names(frame: pd.DataFrame, column: str) -> list[str]:
-    """Values of a column in order of first appearance."""
-    return [str(name) for name in dict.fromkeys(frame[column].tolist())]
-
-
 def _cell(values: Sequence[float]) -> str:
     mean, half = interval([100.0 * float(value) for value in values])
     return f"{mean:.1f}" if not math.isfinite(half) else f"{mean:.1f} ± {half:.1f}"
 
 
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], text: Sequence[int] = (0,)) -> str:
-    """A table whose columns of numbers stand to the right, those of `text` to the left."""
-    lines = [header, ["---" if i in text else "---:" for i in range(len(header))], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def _table(frame: pd.DataFrame, by: str, columns: dict[str, str]) -> str:
     rows = [[str(name), *(_cell(mine[column].tolist()) for column in columns)] for name, mine in frame.groupby(by, sort=False)]
-    return _markdown([by, *columns.values()], rows)
+    return markdown([by, *columns.values()], rows)
 
 
 def _settings(frame: pd.DataFrame) -> str:
     """A row a setting and load, a column a policy."""
-    policies = _names(frame, "policy")
+    policies = names(frame, "policy")
     rows = []
-    for name in _names(frame, "setting"):
-        for load in reversed(_names(_where(frame, setting=name), "load")):  # measured from the heaviest down
+    for name in names(frame, "setting"):
+        for load in reversed(names(where(frame, setting=name), "load")):  # measured from the heaviest down
             cells = []
             for policy in policies:
-                one = _where(frame, setting=name, load=load, policy=policy)
+                one = where(frame, setting=name, load=load, policy=policy)
                 cells.append(f"{_cell(one['saving'].tolist())} / {_cell(one['slo_violation'].tolist())}" if len(one) else "as shipped")
             rows.append([f"{name}, {load} load", *cells])
-    return _markdown(["saving / SLO violated", *policies], rows)
+    return markdown(["saving / SLO violated", *policies], rows)
 
 
 def _counts(verdicts: pd.DataFrame) -> str:
     outcomes = ["holds", "no difference", "does not hold"]
     rows = [
-        [str(claim), *(str(len(_where(mine, verdict=outcome))) for outcome in outcomes)]
+        [str(claim), *(str(len(where(mine, verdict=outcome))) for outcome in outcomes)]
         for claim, mine in verdicts.groupby("claim", sort=False)
     ]
-    return _markdown(["expected", *outcomes], rows)
+    return markdown(["expected", *outcomes], rows)
 
 
 def _against(verdicts: pd.DataFrame) -> str:
-    against = _where(verdicts, verdict="does not hold")
+    against = where(verdicts, verdict="does not hold")
     columns = (against[name].tolist() for name in ("claim", "where", "difference", "half_width"))
     rows = [[claim, where, f"{100 * mean:+.1f} ± {100 * half:.1f}"] for claim, where, mean, half in zip(*columns, strict=True)]
-    return _markdown(["expected", "where", "difference, points"], rows) if rows else "none."
+    return markdown(["expected", "where", "difference, points"], rows) if rows else "none."
 
 
 def figure(runs: pd.DataFrame) -> Figure:
     """Saving against SLO violation: a panel a model, its moderate load, a mark a policy (means over seeds)."""
-    loads = _where(runs, part="load", load="moderate")
-    models, policies = _names(loads, "model"), _names(loads, "policy")
+    loads = where(runs, part="load", load="moderate")
+    models, policies = names(loads, "model"), names(loads, "policy")
     fig = blank_figure(4.0 * len(models) + 1.8, 4.2)
     axes = fig.subplots(1, len(models), squeeze=False)[0]
     for ax, model in zip(axes, models, strict=True):
-        mine = _where(loads, model=model)
+        mine = where(loads, model=model)
         for place, policy in enumerate(policies):
-            one = _where(mine, policy=policy)
+            one = where(mine, policy=policy)
             x, y = (100 * np.mean(one[column].to_numpy()) for column in ("slo_violation", "saving"))
             ax.plot([x], [y], ls="", label=policy, **style(place))
         ax.set_title(f"{model}, {MODELS[model].loads['moderate']:g} req/s", fontsize=10)

@@ -1,0 +1,179 @@
+"""What schedulers know between polls, and what it is worth: `jaxserve knowledge --out DIR`.
+
+Two policies over loads, polls and numbers of schedulers, each under four ways to know (SEMANTICS.md, "What a scheduler knows between
+polls"): savings and violations side by side, and which way is best where.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jaxserve.analysis.plots import blank_figure, finish_axes, save_png, style, violation_axis
+from jaxserve.errors import InputError
+from jaxserve.scenario.load import load_scenario
+from jaxserve.studies.comparison import with_shares
+from jaxserve.studies.measure import Progress, measure
+from jaxserve.studies.readings import AS_SHIPPED
+from jaxserve.studies.setups import BASELINE, MODELS, Group, Model, Policy, Variant, policies_of, warmup_s
+from jaxserve.studies.tables import markdown, where
+
+KNOWN = {
+    "unknown, snapshot": {"dispatch.peers": "unknown", "dispatch.view": "snapshot"},
+    "alike, snapshot": {"dispatch.peers": "alike", "dispatch.view": "snapshot"},
+    "alike, aged": {"dispatch.peers": "alike", "dispatch.view": "aged"},
+    "observed, aged": {"dispatch.peers": "observed", "dispatch.view": "aged"},
+}
+PLAIN = "unknown, snapshot"
+POLICIES = ("greedy-0.0", "ilp")
+POLLS_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+LOW_POLLS_S = (1.0, 5.0)
+"""At the low load, where little is at stake."""
+SCHEDULERS = (4, 8)
+HORIZON_S = 60.0
+PART = "knowledge"
+WITHIN = ((2.0, 0.01, 0.97), (5.0, 0.02, 0.90))
+"""For polls of up to so many seconds: most violations, and least share of the saving that the same policy has with `PLAIN`."""
+
+
+def groups(models: Sequence[str], seeds: Sequence[int], horizon_s: float) -> Iterator[Group]:
+    """Runs by model, policy and number of schedulers; raises `InputError` for a model that is not known."""
+    for name in dict.fromkeys(models):
+        if name not in MODELS:
+            raise InputError(f"knowledge: there is no model {name!r}; known are {', '.join(MODELS)}")
+        model = MODELS[name]
+        policies = policies_of(model.scenario)
+        base = [v for seed in seeds for v in _variants(model, seed, horizon_s, {AS_SHIPPED: {}})]
+        yield Group(name, PART, model.scenario, BASELINE, [(policies[BASELINE], v) for v in base])
+        for label in POLICIES:
+            for schedulers in SCHEDULERS:
+                runs: list[tuple[Policy, Variant]] = []
+                for seed in seeds:
+                    for poll_s in POLLS_S:
+                        loads = None if poll_s in LOW_POLLS_S else ("moderate", "high")
+                        settings = {
+                            _setting(schedulers, poll_s, known): {"provisioner.poll_s": poll_s, **_topology(model, schedulers), **values}
+                            for known, values in KNOWN.items()
+                        }
+                        runs += [(policies[label], v) for v in _variants(model, seed, horizon_s, settings, loads)]
+                yield Group(name, PART, model.scenario, label, sorted(runs, key=lambda run: -run[1].values["workload.rate_req_per_s"]))
+
+
+def _setting(schedulers: int, poll_s: float, known: str) -> str:
+    return f"{schedulers} schedulers | {poll_s:g} s | {known}"
+
+
+def _topology(model: Model, schedulers: int) -> dict[str, Any]:
+    """The scenario's own schedulers, or each as two of half its DCs."""
+    own = load_scenario(model.scenario)[0].schedulers
+    if schedulers == len(own):
+        return {}
+    halves = [(s, part) for s in own for part in (s.sites[: len(s.sites) // 2], s.sites[len(s.sites) // 2 :])]
+    tables = [{"name": f"{s.name}-{i % 2 + 1}", "region": s.region, "sites": sites} for i, (s, sites) in enumerate(halves)]
+    return {"schedulers": tables}
+
+
+def _variants(
+    model: Model, seed: int, horizon_s: float, settings: dict[str, dict[str, Any]], loads: Sequence[str] | None = None
+) -> Iterator[Variant]:
+    for load in loads or model.loads:
+        for setting, values in settings.items():
+            timing = {"seed": seed, "horizon_s": horizon_s, "warmup_s": warmup_s(horizon_s)}
+            yield Variant(load, setting, seed, {**timing, "workload.rate_req_per_s": model.loads[load], **values})
+
+
+def study(
+    models: Sequence[str], seeds: Sequence[int], horizon_s: float, *, out: Path, jobs: int, command: str, progress: Progress
+) -> pd.DataFrame:
+    """Measure `models` and write `knowledge.md` and `knowledge.png` to `out`; returns a row a run. Goes on from what `out` holds.
+
+    Raises `InputError`.
+    """
+    runs = with_shares(measure(list(groups(models, seeds, horizon_s)), out, jobs, progress))
+    runs = runs[runs["policy"] != BASELINE].copy()
+    parts = runs["setting"].str.split(" | ", regex=False, expand=True)
+    runs["schedulers"], runs["poll"], runs["known"] = parts[0], parts[1], parts[2]
+    runs = runs.groupby(["model", "schedulers", "load", "policy", "poll", "known"], sort=False, as_index=False)[
+        ["saving", "slo_violation", "idle_share", "ttft_p99_s"]
+    ].mean()
+    save_png(figure(runs), out / "knowledge.png")
+    try:
+        (out / "knowledge.md").write_text(report(runs, command, horizon_s, len(seeds)), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{error.filename or out}: cannot be written ({error.strerror or error})") from None
+    return runs
+
+
+def report(runs: pd.DataFrame, command: str, horizon_s: float, seeds: int) -> str:
+    """The tables: `runs` are means over seeds."""
+    polls = [f"{poll_s:g} s" for poll_s in POLLS_S]
+    text = [
+        "# What schedulers know between polls, and what it is worth",
+        f"Made by `{command}`: {horizon_s:g} s of arrivals, the first {warmup_s(horizon_s):g} not counted, {seeds} seed(s). In per cent: "
+        "carbon saved against round-robin / requests that violate the SLO. The readings are those of the study scenarios.",
+        "## What holds everywhere",
+        _held(runs),
+    ]
+    for (model, schedulers), mine in runs.groupby(["model", "schedulers"], sort=False):
+        rows = []
+        for (load, policy, known), cells in mine.groupby(["load", "policy", "known"], sort=False):
+            by_poll = {poll: f"{100 * s:.1f} / {100 * v:.2f}" for poll, s, v in zip(cells["poll"], cells["saving"], cells["slo_violation"])}
+            rows.append([str(load), str(policy), str(known), *(by_poll.get(poll, "") for poll in polls)])
+        order = {load: i for i, load in enumerate(MODELS[str(model)].loads)}
+        rows.sort(key=lambda row: (order[row[0]], row[1]))
+        text += [f"## {model}, {schedulers}", markdown(["load", "policy", "peers, view", *polls], rows, text=(0, 1, 2))]
+    return "\n\n".join(text) + "\n"
+
+
+def _held(runs: pd.DataFrame) -> str:
+    """For each policy and way to know: worst violation and least share of the plain way's saving, at moderate and high load."""
+    heavy = runs[runs["load"] != "low"]
+    keys = ["model", "schedulers", "load", "policy", "poll"]
+    plain = where(heavy, known=PLAIN).set_index(keys)["saving"]
+    rows, least_s = [], 0.0
+    for poll_s, violation, share in WITHIN:
+        polls = [f"{p:g} s" for p in POLLS_S if least_s < p <= poll_s]
+        for (policy, known), mine in heavy[heavy["poll"].isin(polls)].groupby(["policy", "known"], sort=False):
+            ratio = mine["saving"].to_numpy() / plain.loc[list(mine[keys].itertuples(index=False, name=None))].to_numpy()
+            inside = (mine["slo_violation"].to_numpy() < violation) & (ratio >= share)
+            worst, least = 100 * mine["slo_violation"].max(), 100 * ratio.min()
+            asked = f"< {100 * violation:g} %, >= {100 * share:g} %"
+            told = [str(policy), str(known), f"{inside.sum()} of {len(mine)}", f"{worst:.2f} %", f"{least:.0f} %"]
+            rows.append([f"over {least_s:g} to {poll_s:g} s", asked, *told])
+        least_s = poll_s
+    head = [
+        "polls",
+        "asked: violated, of plain saving",
+        "policy",
+        "peers, view",
+        "worlds within both",
+        "worst violated",
+        "least of plain saving",
+    ]
+    return f"Moderate and high load of all models, with {SCHEDULERS[0]} and {SCHEDULERS[1]} schedulers.\n\n" + markdown(
+        head, rows, text=(0, 1, 2, 3)
+    )
+
+
+def figure(runs: pd.DataFrame) -> Figure:
+    """Saving against violations, a panel a model at high load: a line a policy and way to know over the polls, the longest marked last."""
+    models = list(dict.fromkeys(runs["model"]))
+    fig = blank_figure(4.2 * len(models) + 2.4, 4.4)
+    axes = fig.subplots(1, len(models), squeeze=False)[0]
+    for ax, model in zip(axes, models, strict=True):
+        _panel(where(runs, model=model, load="high", schedulers=f"{SCHEDULERS[0]} schedulers"), ax)
+        ax.set_title(f"{model}, {MODELS[model].loads['high']:g} req/s, polls 0.5 to 10 s", fontsize=10)
+        if ax is not axes[-1] and (legend := ax.get_legend()):
+            legend.remove()  # one for all
+    axes[0].set_ylabel("carbon saved vs round-robin (%)")
+    return fig
+
+
+def _panel(runs: pd.DataFrame, ax: Axes) -> Axes:
+    for place, ((policy, known), mine) in enumerate(runs.groupby(["policy", "known"], sort=False)):
+        ax.plot(100 * mine["slo_violation"], 100 * mine["saving"], lw=0.8, label=f"{policy}: {known}", **style(place))
+    violation_axis(ax, runs["slo_violation"].to_numpy())
+    return finish_axes(ax)
