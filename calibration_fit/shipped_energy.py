@@ -98,15 +98,18 @@ def joined(runs: Sequence[Runs], text: str) -> Runs:
 
 
 def prefill_energy(key: Key, board: Board, prefill: TableFit) -> Borrowed:
-    """Power in saturated prefill times a line in N that touches the step time at its knee and is nowhere above it, nor below 0.
+    """Power in saturated prefill times a line in N with the step time's last slope that touches it at a knee and is nowhere above it, nor below 0.
 
     So no step draws more than that power; one below the knee, or of many prompts, less.
     """
-    t: Any = prefill.result.module
+    fit = prefill.result
+    in_file = fit.form.in_file(fit.coefficients)
+    knees = np.array(in_file["tok_knots"] if fit.form.knots else [in_file["tok_knee"]])
+    at_s, last_s = (np.asarray(fit.module(on_host(n), 0.0, 0.0)) for n in (knees, knees[-1:] + 1.0))
     watts = board.prefill_w * key[1]
-    slope_s = min(t.tok_slope_above, t.tok_slope_below + t.b0 / t.tok_knee)
-    fixed_s = t.b0 - max(slope_s - t.tok_slope_below, 0.0) * t.tok_knee
-    values = {"e_pre0": watts * max(fixed_s, 0.0), "e_pre_tok": watts * slope_s, "e_pre_sq": watts * t.b2}
+    slope_s = min(float(last_s[0] - at_s[-1]), float((at_s / knees).min()))
+    fixed_s = min(fit.coefficients["b0"], float((at_s - slope_s * knees).min()))
+    values = {"e_pre0": watts * max(fixed_s, 0.0), "e_pre_tok": watts * slope_s, "e_pre_sq": watts * fit.coefficients["b2"]}
     gpus = "" if key[1] == 1 else f" x {key[1]} GPUs"
     of_another = board is not A100 or key != LLAMA
     text = f"{'extrapolated: ' if of_another else ''}{board.prefill_text}{gpus} x a line that touches the step time at its knee"

@@ -15,7 +15,7 @@ from tests.oracle.equations import e_dec, t_dec
 from tests.oracle.model import OracleScenario
 from tests.oracle.random_scenarios import KINDS
 from tests.parity.bridge import EngineResult, by_interval, fleet_of, run_engine
-from tests.parity.worlds import SEEDS, group_of, groups, reference, result, world
+from tests.parity.worlds import OTHERS, PADDED, PIECEWISE, SEEDS, group_of, groups, reference, result, world
 
 # The engine and the reference add the same few thousand float64 terms in another order; either is some 1e-13 off at most,
 # while a step, a token or an admission too many shows at 1e-5 of the scale or more.
@@ -33,9 +33,17 @@ SINGLES = (9, 30, 37, 128, 184, 191, 104, 125, 202, 6, 90)
 
 
 def test_every_seed_is_compared_once():
-    assert sorted(ALL) == list(SEEDS)
-    assert len(ALL) >= 200
+    assert sorted(ALL) == [*SEEDS, *OTHERS]
+    assert len(SEEDS) >= 200
     assert {seed % len(KINDS) for seed in ALL} == set(range(len(KINDS)))
+    forms = [world(seed).t_pre.get("form") for seed in OTHERS]
+    assert forms.count("piecewise") + forms.count("table") >= 20 and forms.count(None) >= 20
+
+
+def test_steps_are_padded_where_it_matters():
+    """In most worlds that pad, steps hold prompts of several lengths: some requests end at another time."""
+    changed = [reference(seed).finish_s != reference(seed - PADDED).finish_s for seed in OTHERS if seed < PIECEWISE]
+    assert sum(changed) > len(changed) / 2
 
 
 @pytest.mark.parametrize("seed", ALL)

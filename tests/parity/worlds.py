@@ -14,12 +14,21 @@ from jaxserve.engine.control import AbstractPolicy, AbstractRequestPolicy, View
 from jaxserve.policies.greedy import Greedy
 from jaxserve.policies.simple import LeastLoaded
 from tests.oracle.model import OracleResult, OracleScenario
+from tests.oracle.random_forms import padded, piecewise, table
 from tests.oracle.random_knowledge import REQUEST_SEEDS, informed_scenario
 from tests.oracle.random_scenarios import KINDS, random_scenario
 from tests.oracle.simulator import simulate
 from tests.parity.bridge import EngineResult, policy_of, run_lanes, sizes_of, step_windows_of
 
 SEEDS = range(REQUEST_SEEDS.stop)
+PADDED, PIECEWISE, TABLE = 1001, 2002, 3003
+"""Added to the seed of a world that is changed in this way; multiples of the number of kinds."""
+OTHERS = (
+    *(PADDED + seed for seed in (*range(2, 62, 7), *range(79, 105, 7), *range(121, 154, 7), *range(170, 210, 7))),
+    *(form + seed for form in (PIECEWISE, TABLE) for seed in (*range(2, 62, 7), *range(79, 97, 7))),
+)
+"""Each of these has a program of its own: so they are of one kind, and their schedulers look at snapshots."""
+Group = tuple[int, bool, str, str]
 LANES = 3  # of one call; their number is a shape, so the last call of a group has no fewer
 
 
@@ -42,8 +51,13 @@ class ByRequest(AbstractRequestPolicy):
 
 @cache
 def world(seed: int) -> OracleScenario:
-    """The world of a seed; the last ones have schedulers that know more."""
-    return informed_scenario(seed) if seed in REQUEST_SEEDS else random_scenario(seed)
+    """The world of a seed; the last before `PADDED` have schedulers that know more, the ones after are those of the seeds left, changed."""
+    if seed < PADDED:
+        return informed_scenario(seed) if seed in REQUEST_SEEDS else random_scenario(seed)
+    base = seed % PADDED
+    if seed < PIECEWISE:
+        return padded(random_scenario(base))
+    return (piecewise if seed < TABLE else table)(random_scenario(base), base)
 
 
 @cache
@@ -61,16 +75,17 @@ def lane_policy(s: OracleScenario) -> AbstractPolicy:
     return policy
 
 
-def group_of(seed: int) -> tuple[int, bool]:
-    """What must be compiled apart: the kind of world, and whether the policy looks at snapshots."""
-    return seed % len(KINDS), policy_of(world(seed)).observes
+def group_of(seed: int) -> Group:
+    """What must be compiled apart: the kind of world, whether the policy looks at snapshots, form of step times and count of tokens."""
+    s = world(seed)
+    return seed % len(KINDS), policy_of(s).observes, s.t_pre.get("form", "study"), s.token_count
 
 
 @cache
-def groups() -> dict[tuple[int, bool], list[int]]:
+def groups() -> dict[Group, list[int]]:
     """Seeds by group, group after group."""
     found = defaultdict(list)
-    for seed in SEEDS:
+    for seed in (*SEEDS, *OTHERS):
         found[group_of(seed)].append(seed)
     return dict(sorted(found.items()))
 
@@ -94,9 +109,9 @@ def group_step_windows(seeds: list[int]) -> int:
     return math.gcd(*(step_windows_of(world(seed), policy_of(world(seed)).observes) for seed in seeds))
 
 
-def group_results(kind: int, observes: bool) -> dict[int, EngineResult]:
+def group_results(group: Group) -> dict[int, EngineResult]:
     """What the engine makes of the worlds of a group, by seed."""
-    seeds = groups()[kind, observes]
+    seeds = groups()[group]
     step_windows = group_step_windows(seeds)
     results: dict[int, EngineResult] = {}
     for batch in batches(seeds):
@@ -105,7 +120,7 @@ def group_results(kind: int, observes: bool) -> dict[int, EngineResult]:
 
 
 _workers = ThreadPoolExecutor(2)
-_started: dict[tuple[int, bool], Future[dict[int, EngineResult]]] = {}
+_started: dict[Group, Future[dict[int, EngineResult]]] = {}
 
 
 def result(seed: int) -> EngineResult:
@@ -117,5 +132,5 @@ def result(seed: int) -> EngineResult:
     order = list(groups())
     for group in order[order.index(mine) :][:2]:
         if group not in _started:
-            _started[group] = _workers.submit(group_results, *group)
+            _started[group] = _workers.submit(group_results, group)
     return _started[mine].result()[seed]
