@@ -11,7 +11,7 @@ import cvxpy as cp
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxserve.perf.shares import DecodeShares, Floats, Ints, PaddedPrefillShares, PrefillShares, Watts
+from jaxserve.perf.shares import DecodeShares, Floats, Ints, PaddedPrefillShares, PrefillShares, Watts, known
 from jaxserve.scenario.compile import Compiled
 from jaxserve.solvers.highs import quiet_highs
 from jaxserve.units import J_PER_KWH
@@ -157,7 +157,7 @@ class _Relaxation:
             return None
         slices, modes = len(self.engine_s), self._modes()
         saved_g = self.g_per_j * self.saved_w
-        costs = [self.watts.least_cost(self.g_per_j, -saved_g, np.asarray(j), np.asarray(s)).min(axis=1) for _, j, s in modes]
+        costs = [self.watts.least_cost(self.g_per_j, -saved_g, np.asarray(j), known(s)).min(axis=1) for _, j, s in modes]
         # Tolerances are absolute: requests are counted in those of a mean slice, costs and times in the largest.
         unit, gram, second = self.n / slices, max(float(np.abs(c).max()) for c in costs) or 1.0, float(self.engine_s.max())
         shape = slices + 1, self.n_dc

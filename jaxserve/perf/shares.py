@@ -53,7 +53,8 @@ def _ends(lengths: Floats) -> tuple[float, float]:
     return (float(lengths[0]), float(lengths[-1])) if len(lengths) else (1.0, 1.0)
 
 
-def _known(seconds: Real) -> Spread:
+def known(seconds: Real) -> Spread:
+    """Seconds without a spread."""
     exact = np.asarray(seconds)
     return exact, exact
 
@@ -100,11 +101,11 @@ class _Shared:
 
     def square(self, g_per_j: Floats, g_per_s: Floats) -> Floats:
         """Cost of a token^2 [T, 2, D]; both forms have the same seconds."""
-        return self.watts.least_cost(g_per_j, g_per_s, np.asarray(self.energy.e_pre_sq), _known(self.below.b2))
+        return self.watts.least_cost(g_per_j, g_per_s, np.asarray(self.energy.e_pre_sq), known(self.below.b2))
 
     def piece(self, g_per_j: Floats, g_per_s: Floats) -> Floats:
         """Cost of a piece [T, 2, D]; likewise."""
-        return self.watts.least_cost(g_per_j, g_per_s, np.asarray(0.0), _known(self.below.b1))
+        return self.watts.least_cost(g_per_j, g_per_s, np.asarray(0.0), known(self.below.b1))
 
 
 class PrefillShares:
