@@ -58,7 +58,7 @@ def block_interval(bounds: Sequence[Bound], theta: np.ndarray, size: np.ndarray,
 
 def bootstrap_blocks(result: FitResult, block: np.ndarray, samples: int) -> Bootstrap:
     """Block bootstrap of a fit whose rows [R] lie in `block` [R]; all refits in one vmapped solve."""
-    problem = make_problem([result.rows], result.form, {k: result.coefficients[k] for k in result.fixed})
+    problem = make_problem([result.rows], result.form, [result.fixed_values])
     weight = np.zeros((samples, problem.weight.shape[1]))
     weight[:, : len(block)] = drawn_counts(block, samples)
     which = np.zeros(samples, int)

@@ -8,24 +8,27 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from calibration_fit.benchmark_json import from_results, read_results, static_batches
-from calibration_fit.forms import PREFILL_TIME
 from calibration_fit.hardware import known_gpu
 from calibration_fit.holdout import grouped_mape
 from calibration_fit.joint import only_static_batches
 from calibration_fit.measurements import Measurements, in_memory, one_setup, read_measurements
-from calibration_fit.output import TABLES, Borrowed, check_out, coefficients_table, write_coefficients
-from calibration_fit.pipeline import fit_setups
+from calibration_fit.output import TABLES, Borrowed, against_others, check_out, coefficients_table, write_coefficients
+from calibration_fit.pipeline import FORM_NAMES, fit_setups
 from calibration_fit.report import write_report
 from calibration_fit.uncertainty import BOOTSTRAP_SAMPLES
 from jaxserve.errors import InputError, explain
 from jaxserve.perf.coefficients import Coefficients, load_coefficients, shipped_names
 from jaxserve.perf.power import PrefillEnergy
 from jaxserve.perf.request_log import parse_where
+from jaxserve.perf.step_times import DecodeTable, PrefillTable
 
-TABLE_MODELS: dict[str, Any] = {name: Coefficients.model_fields[name].annotation for name in (*TABLES, "power")}
+TIMES: dict[str, Any] = {"prefill_time": PrefillTable, "decode_time": DecodeTable}
+TABLES_OF: dict[str, TypeAdapter[Any]] = {
+    name: TypeAdapter(TIMES.get(name, Coefficients.model_fields[name].annotation)) for name in (*TABLES, "power")
+}
 """What a base file may hold; none of it has to be there."""
 IDLE_W, HOST_W = 72.0, 300.0
 
@@ -44,7 +47,10 @@ def calibrate(
     gpu: Annotated[str | None, typer.Option(help="Keep rows of this GPU (or name it).")] = None,
     where: Annotated[list[str] | None, typer.Option(help="Keep rows with COLUMN=VALUE; may be repeated.")] = None,
     base: Annotated[Path | None, typer.Option(help="Coefficients file, or shipped set, for the tables that are not measured.")] = None,
-    form: Annotated[str, typer.Option(help="Decode form: auto (by held-out error), study or two_piece.")] = "auto",
+    form: Annotated[
+        str,
+        typer.Option(help="Form of step times: auto (by held-out error), study, two_piece (decode only) or piecewise."),
+    ] = "auto",
     samples: Annotated[int, typer.Option(help="Bootstrap resamples.", min=20)] = BOOTSTRAP_SAMPLES,
     idle_w: Annotated[float | None, typer.Option(help="Idle power of one GPU, W.")] = None,
     max_w: Annotated[float | None, typer.Option(help="Board power of one GPU, W (default: its data sheet's, if the GPU is known).")] = None,
@@ -57,8 +63,9 @@ def calibrate(
 ) -> None:
     """Fit step-time and energy coefficients to measurements of one model on one kind of GPU."""
     try:
-        if form not in ("auto", "study", "two_piece"):
-            raise InputError(f"--form {form!r} is none of auto, study, two_piece.")
+        if form not in FORM_NAMES:
+            own = ' A table is not fitted: write form = "table" and the grid itself into a coefficients file.' if form == "table" else ""
+            raise InputError(f"--form {form!r} is none of {', '.join(FORM_NAMES)}.{own}")
         check_out(out, report)
         chosen = {"model": model, "tp": None if tp is None else str(tp), "gpu": gpu}
         chosen = {k: v for k, v in chosen.items() if v is not None}
@@ -67,10 +74,10 @@ def calibrate(
         known = _base(base)
         prefill: dict[str, Any] = {}
         if "prefill_time" in known:
-            prefill["prefill_time"] = PREFILL_TIME.module(**known["prefill_time"])
+            prefill["prefill_time"] = TABLES_OF["prefill_time"].validate_python(known["prefill_time"]).model()
         if "prefill_energy" in known:
             prefill["prefill_energy"] = PrefillEnergy(**known["prefill_energy"])
-        fit = fit_setups([data], decode_form=form, prefill={setup: prefill}, samples=samples)[0]
+        fit = fit_setups([data], decode_form=form, prefill_form=form, prefill={setup: prefill}, samples=samples)[0]
         if not ("prefill_time" in fit.tables and only_static_batches(data)):
             left_out += _without_decode(data)
         ranges = known.get("valid_range", {})
@@ -87,6 +94,8 @@ def calibrate(
     for name, t in fit.tables.items():
         held = f", held out {grouped_mape(t.held):.2f} %" if t.held else ""
         print(f"{name} ({t.result.form.name}): {len(t.result.rows)} rows, MAPE in sample {t.result.mape:.2f} %{held}")
+        if len(t.alternatives) > 1:
+            print(f"  By held-out error: {against_others(t)}.")
         for sentence in (*t.identifiability.sentences, *(f"warning: {w}" for w in t.warnings)):
             print(f"  {sentence}")
     for note in dict.fromkeys(m.source.note for m in data if m.source.note):
@@ -139,11 +148,11 @@ def _base(path: Path | None) -> dict[str, Any]:
         return load_coefficients(str(path)).model_dump(exclude_none=True)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        for name in table.keys() & TABLE_MODELS.keys():
+        for name in table.keys() & TABLES_OF.keys():
             try:
-                table[name] = TABLE_MODELS[name].model_validate(table[name]).model_dump(exclude_none=True)
+                table[name] = TABLES_OF[name].validate_python(table[name]).model_dump(exclude_none=True)
             except ValidationError as error:
-                raise InputError(f"{path}: {explain(error, table[name], TABLE_MODELS[name], name)}") from None
+                raise InputError(f"{path}: {explain(error, table[name], Coefficients, name)}") from None
         ranges = table.get("valid_range", {})
         if not isinstance(ranges, dict) or not all(isinstance(part, dict) for part in ranges.values()):
             raise InputError(f"{path}: valid_range must hold a table of ranges for each table")

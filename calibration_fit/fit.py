@@ -60,6 +60,16 @@ class FitResult:
         return self.form.build([float(v) for v in self.theta])
 
     @property
+    def fixed_values(self) -> dict[str, float]:
+        """The coefficients that were not fitted."""
+        return {k: self.coefficients[k] for k in self.fixed}
+
+    @property
+    def held(self) -> np.ndarray:
+        """The same as values [C], nan elsewhere."""
+        return np.array([self.fixed_values.get(k, np.nan) for k in self.form.coefficients])
+
+    @property
     def mape(self) -> float:
         """In-sample mean absolute percentage error."""
         return mape(self.predicted, self.rows.measured)
@@ -68,7 +78,7 @@ class FitResult:
     def at_bound(self) -> tuple[str, ...]:
         """Coefficients that the data push onto 0."""
         nonnegative = [k for k, b in self.form.bounds.items() if b is Bound.NONNEGATIVE and k not in self.fixed]
-        scale = coefficient_scale(self.form, self.rows)
+        scale = coefficient_scale(self.form, self.rows, self.held)
         small = dict(zip(self.form.coefficients, self.theta / scale, strict=True))
         return tuple(k for k in nonnegative if small[k] < 1e-6)
 
@@ -76,12 +86,13 @@ class FitResult:
 @dataclass(frozen=True)
 class Problem:
     """Fits of one form over P setups, padded to common shapes: `inputs` [P, I, R, T], `term_weight` [P, R, T], `offset`, `measured`,
-    `weight` [P, R] (0 = padding), `scale` [P, C], `pieces` [P, S, 2] the knee intervals of each start."""
+    `weight` [P, R] (0 = padding), `held` [P, C] the values of coefficients that are not fitted (nan where they are), `scale` [P, C],
+    `pieces` [P, S, 2] the knee intervals of each start."""
 
     form: Form
     rows: tuple[Rows, ...]
     bounds: tuple[Bound, ...]
-    fixed: dict[str, float]
+    held: np.ndarray
     inputs: np.ndarray
     term_weight: np.ndarray
     offset: np.ndarray
@@ -115,11 +126,13 @@ def fit(
     `prefill` is the module of known prefill time (energy) for end-to-end rows; `fixed` holds coefficients at given values.
     Raises `InputError` when the data cannot carry the fit.
     """
-    return fit_all([make_rows(measurements, form, prefill)], form, fixed=fixed, delta=delta)[0]
+    return fit_all([make_rows(measurements, form, prefill)], form, fixed=[fixed or {}], delta=delta)[0]
 
 
-def fit_all(rows: Sequence[Rows], form: Form, *, fixed: Mapping[str, float] | None = None, delta: float = ROBUST_DELTA) -> list[FitResult]:
-    """Fit `form` to several setups at once, each from its own rows."""
+def fit_all(
+    rows: Sequence[Rows], form: Form, *, fixed: Sequence[Mapping[str, float]] | None = None, delta: float = ROBUST_DELTA
+) -> list[FitResult]:
+    """Fit `form` to several setups at once, each from its own rows, with the coefficients `fixed` for it held."""
     problem = make_problem(rows, form, fixed)
     theta, value, converged, iterations = solve_starts(problem, np.arange(len(rows)), problem.weight, problem.measured, delta)
     results = []
@@ -127,21 +140,26 @@ def fit_all(rows: Sequence[Rows], form: Form, *, fixed: Mapping[str, float] | No
         module = form.build([float(v) for v in theta[p]])
         results.append(
             FitResult(
-                form, r, theta[p], tuple(problem.fixed), delta, float(value[p]), bool(converged[p]), int(iterations[p]), r.predict(module)
+                form, r, theta[p], _fixed(problem, p), delta, float(value[p]), bool(converged[p]), int(iterations[p]), r.predict(module)
             )
         )
     return results
 
 
-def make_problem(rows: Sequence[Rows], form: Form, fixed: Mapping[str, float] | None = None) -> Problem:
-    """Pad the rows of all setups to common shapes and lay out the starts."""
-    fixed = dict(fixed or {})
-    unknown = set(fixed) - set(form.coefficients)
+def _fixed(problem: Problem, p: int) -> tuple[str, ...]:
+    return tuple(name for name, value in zip(problem.form.coefficients, problem.held[p], strict=True) if not np.isnan(value))
+
+
+def make_problem(rows: Sequence[Rows], form: Form, fixed: Sequence[Mapping[str, float]] | None = None) -> Problem:
+    """Pad the rows of all setups to common shapes and lay out the starts; `fixed` names what is held, setup by setup."""
+    fixed = fixed or [{}] * len(rows)
+    unknown = {name for f in fixed for name in f} - set(form.coefficients)
     if unknown:
         raise ValueError(f"{form.table} ({form.name}) has no coefficient {sorted(unknown)[0]!r}")
     bounds = tuple(form.bounds.values())
-    for r in rows:
-        check_rows(r, form, len(bounds) - len(fixed))
+    for r, f in zip(rows, fixed, strict=True):
+        check_rows(r, form, len(bounds) - len(f))
+    held = np.array([[f.get(name, np.nan) for name in form.coefficients] for f in fixed], float)
     n, terms = -(-max(len(r) for r in rows) // ROW_STEP) * ROW_STEP, max(r.inputs.shape[2] for r in rows)
 
     def pad(x: np.ndarray, value: float) -> np.ndarray:
@@ -154,19 +172,19 @@ def make_problem(rows: Sequence[Rows], form: Form, fixed: Mapping[str, float] | 
         return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, terms - x.shape[-1])], constant_values=value)
 
     # A knee that is held needs no search.
-    pieces = [np.zeros((1, 2)) if form.knee in fixed else knee_pieces(r, form) for r in rows]
+    pieces = [np.zeros((1, 2)) if form.knee in f else knee_pieces(r, form) for r, f in zip(rows, fixed, strict=True)]
     starts = max(len(p) for p in pieces)
     return Problem(
         form,
         tuple(rows),
         bounds,
-        fixed,
+        held,
         np.stack([pad(pad_terms(r.inputs, 1.0), 1.0) for r in rows]),
         np.stack([pad(pad_terms(r.term_weight, 0.0), 0.0) for r in rows]),
         np.stack([pad(r.offset, 0.0) for r in rows]),
         np.stack([pad(r.measured, 1.0) for r in rows]),
         np.stack([pad(np.ones(len(r)), 0.0) for r in rows]),
-        np.stack([coefficient_scale(form, r) for r in rows]),
+        np.stack([coefficient_scale(form, r, h) for r, h in zip(rows, held, strict=True)]),
         np.stack([np.pad(p, [(0, starts - len(p)), (0, 0)], mode="edge") for p in pieces]),
     )
 
@@ -186,9 +204,12 @@ def knee_pieces(rows: Rows, form: Form) -> np.ndarray:
     return np.stack([values[:-1], values[1:]], axis=1) if len(values) > 1 else np.array([[values[0], values[0]]])
 
 
-def coefficient_scale(form: Form, rows: Rows) -> np.ndarray:
-    """Size [C] at which each coefficient alone would give the measured values (the knee: 1), from the module's own derivatives."""
-    ones = np.ones(len(form.coefficients))
+def coefficient_scale(form: Form, rows: Rows, held: np.ndarray) -> np.ndarray:
+    """Size [C] at which each coefficient alone would give the measured values (the knee: 1), from the module's own derivatives.
+
+    `held` [C]: values of those that are not fitted, nan elsewhere.
+    """
+    ones = np.where(np.isnan(held), 1.0, held)
     if form.knee is not None:
         ones[form.coefficients.index(form.knee)] = np.median(rows.inputs[form.knee_input])
     size = np.abs(rows.sensitivity(form, ones)).mean(axis=0)
@@ -255,13 +276,11 @@ def _ends(problem: Problem, setup: np.ndarray, piece: np.ndarray) -> tuple[np.nd
     """`low` and `high` [L, C] that `constrain` wants, from knee intervals [L, 2], scales and fixed values."""
     low = np.zeros((len(setup), len(problem.bounds)))
     high = problem.scale[setup].copy()
-    for j, name in enumerate(problem.form.coefficients):
-        if name in problem.fixed:
-            low[:, j] = problem.fixed[name]
-            high[:, j] = problem.fixed[name] if problem.bounds[j] is Bound.INTERVAL else 0.0
-        elif problem.bounds[j] is Bound.INTERVAL:
-            low[:, j], high[:, j] = piece[:, 0], piece[:, 1]
-    return low, high
+    interval = np.array([bound is Bound.INTERVAL for bound in problem.bounds])
+    low[:, interval], high[:, interval] = piece[:, :1], piece[:, 1:]
+    held = problem.held[setup]
+    is_held = ~np.isnan(held)
+    return np.where(is_held, held, low), np.where(is_held, np.where(interval, held, 0.0), high)
 
 
 def solve_lanes(problem: Problem, lanes: Lanes, delta: float, max_iterations: int) -> tuple[np.ndarray, ...]:

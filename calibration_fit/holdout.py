@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibration_fit.fit import FitResult, make_problem, solve_starts
+from calibration_fit.knots import choose_knots
 from calibration_fit.losses import mape
 from calibration_fit.rows import Rows
 
@@ -55,15 +56,20 @@ def hold_out(results: Sequence[FitResult], schemes: Sequence[str] = SCHEMES, see
     """Held-out predictions for each fit, by scheme: all folds of all schemes and setups in one solve.
 
     A scheme is missing for a setup with fewer than three groups: leaving one out would leave nothing to tell its effect from.
+    Knots are part of a fit: each fold chooses its own, from the rows that it keeps.
     """
     first = results[0]
-    fixed = {k: first.coefficients[k] for k in first.fixed}
-    problem = make_problem([r.rows for r in results], first.form, fixed)
     folds = [(p, s, mask) for p, r in enumerate(results) for s in schemes for mask in _folds(r.rows, s, seed)]
     out: list[dict[str, HoldOut]] = [{} for _ in results]
     if not folds:
         return out
-    setup = np.array([p for p, _, _ in folds])
+    if first.form.knots:
+        setup = np.arange(len(folds))
+        fixed = [first.form.with_knots(choose_knots(results[p].rows.select(~mask), first.form)) for p, _, mask in folds]
+        problem = make_problem([results[p].rows for p, _, _ in folds], first.form, fixed)
+    else:
+        setup = np.array([p for p, _, _ in folds])
+        problem = make_problem([r.rows for r in results], first.form, [r.fixed_values for r in results])
     held = np.stack([np.pad(mask, (0, problem.weight.shape[1] - len(mask))) for _, _, mask in folds])
     theta, *_ = solve_starts(problem, setup, problem.weight[setup] * ~held, problem.measured[setup], first.delta)
     for p, r in enumerate(results):

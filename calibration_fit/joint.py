@@ -69,10 +69,10 @@ def fit_static_batches(group: Sequence[Measurements], samples: int, delta: float
     """Both time tables of a setup; raises `InputError` when the rows do not tell prefill from decode."""
     timed = [m.select(m.has("time_s")) for m in group if m.has("time_s").any()]
     rows = _joint_rows(timed)
-    (result,) = fit_all([rows], STATIC_BATCH, fixed=HELD, delta=delta)
+    (result,) = fit_all([rows], STATIC_BATCH, fixed=[HELD], delta=delta)
     if _untold(result):
         # The quadratic part of prefill is small up to some thousand tokens, and the first to go where the rows do not tell everything.
-        (result,) = fit_all([rows], STATIC_BATCH, fixed={**HELD, "b2": 0.0}, delta=delta)
+        (result,) = fit_all([rows], STATIC_BATCH, fixed=[{**HELD, "b2": 0.0}], delta=delta)
     if untold := _untold(result):
         raise InputError(untold)
     (held,), (intervals,), identity = hold_out([result]), bootstrap([result], samples), identify(result)

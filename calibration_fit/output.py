@@ -57,7 +57,7 @@ def coefficients_table(
     for table in TABLES:
         if table in fit.tables:
             t = fit.tables[table]
-            out[table] = {"form": t.result.form.name} if table == "decode_time" else {}
+            out[table] = {"form": t.result.form.name} if table.endswith("time") else {}
             out[table] |= _coefficients(t)
             ranges[table] = valid_range(t.result.rows, table)
             quality[table] = _quality(t)
@@ -116,9 +116,9 @@ def check_out(out: Path, report: Path | None) -> None:
             raise InputError(f"{report}: cannot be the folder of the report: {error.strerror or error}") from None
 
 
-def _coefficients(t: TableFit) -> dict[str, float]:
+def _coefficients(t: TableFit) -> dict[str, Any]:
     """Fitted values to seven digits: more would claim what no measurement holds."""
-    return {k: _round(v) for k, v in t.result.coefficients.items()}
+    return t.result.form.in_file({k: _round(v) for k, v in t.result.coefficients.items()})
 
 
 def _quality(t: TableFit) -> dict[str, Any]:
@@ -140,11 +140,20 @@ def _quality(t: TableFit) -> dict[str, Any]:
     return out
 
 
+def against_others(t: TableFit) -> str:
+    """Which form the held-out error chose, and by how much."""
+    others = [f"{name} {error:.2f} %" for name, error in t.alternatives.items() if name != t.result.form.name]
+    return f"form {t.result.form.name} (held out {t.alternatives[t.result.form.name]:.2f} %) over {', '.join(others)}"
+
+
 def _source_text(t: TableFit, note: str) -> str:
     r = t.result
     names = ", ".join(sorted({Path(s.path).name for s in r.rows.sources}))
     held = f", held-out {grouped_mape(t.held):.1f} %" if t.held else ""
-    fixed = f"; held at 0: {', '.join(r.fixed)}" if r.fixed and not any(r.coefficients[k] for k in r.fixed) else ""
+    held_at_0 = [k for k in r.fixed if k in r.form.used(r.coefficients)]
+    fixed = f"; held at 0: {', '.join(held_at_0)}" if held_at_0 and not any(r.coefficients[k] for k in held_at_0) else ""
+    if r.form.knots:
+        fixed += f"; knots chosen by held-out error; {against_others(t)}" if len(t.alternatives) > 1 else "; knots chosen by held-out error"
     text = f"fitted by calibration_fit to {len(r.rows)} {r.rows.kind} of {names}: MAPE {r.mape:.1f} %{held}{fixed}"
     said = [*dict.fromkeys(s.note for s in r.rows.sources), note]
     return "; ".join([text, *(part for part in said if part)])

@@ -9,9 +9,19 @@ import numpy as np
 
 from calibration_fit.checks import check_fit, not_converged, rows_below_floor
 from calibration_fit.fit import fit_all
-from calibration_fit.forms import DECODE_ENERGY, DECODE_TIME, PREFILL_ENERGY, PREFILL_TIME, TWO_PIECE_DECODE_TIME, Form
+from calibration_fit.forms import (
+    DECODE_ENERGY,
+    DECODE_TIME,
+    PIECEWISE_DECODE_TIME,
+    PIECEWISE_PREFILL_TIME,
+    PREFILL_ENERGY,
+    PREFILL_TIME,
+    TWO_PIECE_DECODE_TIME,
+    Form,
+)
 from calibration_fit.holdout import grouped_mape, hold_out
 from calibration_fit.joint import fit_static_batches, only_static_batches
+from calibration_fit.knots import choose_knots
 from calibration_fit.losses import ROBUST_DELTA
 from calibration_fit.measurements import Measurements, Setup, one_setup
 from calibration_fit.results import SetupFit, TableFit
@@ -26,14 +36,17 @@ FEW_ROWS = 10
 """The same holds with fewer rows."""
 HELD_OF_FEW = {"decode_time": {"alpha2": 0.0, "beta0": 0.0, "beta2": 0.0}, "decode_energy": {"e_dec_kv": 0.0}}
 """What is held at 0 then; of energy, where all rows have one length, so that cached tokens go in step with requests."""
-PREFER_TWO_PIECE = 0.9
-"""The two-piece form is taken when its held-out error is below this share of the study form's: it has two more coefficients."""
+PREFER_NEXT = 0.9
+"""A form with more coefficients is taken when its held-out error is below this share of the one's that stood before it."""
+FORM_NAMES = ("auto", "study", "two_piece", "piecewise")
+"""What may be asked for: by held-out error, or one form. Prefill has no two-piece form of its own: it has one knee in the study's."""
 
 
 def fit_setups(
     groups: Sequence[Sequence[Measurements]],
     *,
     decode_form: str = "auto",
+    prefill_form: str = "auto",
     prefill: Mapping[Setup, Mapping[str, Any]] | None = None,
     fixed: Mapping[str, Mapping[str, float]] | None = None,
     only: Sequence[str] | None = None,
@@ -42,7 +55,7 @@ def fit_setups(
 ) -> list[SetupFit]:
     """Fit every table that the measurements of each setup bear on; all setups of a form in one solve.
 
-    `groups` holds the measurements of one setup each; `decode_form` is auto, study or two_piece; `prefill` gives known prefill modules by
+    `groups` holds the measurements of one setup each; the forms are of `FORM_NAMES`; `prefill` gives known prefill modules by
     setup and table for end-to-end rows, where the setup's own prefill rows do not (with neither, both times are fitted to the sums);
     `fixed` holds coefficients by table; `only` names the tables to fit.
     """
@@ -50,7 +63,7 @@ def fit_setups(
     fixed = {k: dict(v) for k, v in (fixed or {}).items()}
     fitted: list[dict[str, TableFit]] = [{} for _ in groups]
     for i, group in enumerate(groups):
-        if only is None and decode_form != "two_piece" and only_static_batches(group):
+        if only is None and {decode_form, prefill_form} <= {"auto", "study"} and only_static_batches(group):
             try:
                 fitted[i] |= fit_static_batches(group, samples, delta)
             except InputError:
@@ -75,7 +88,9 @@ def fit_setups(
             hold = {**(HELD_OF_FEW[form.table] if few else {}), **fixed.get(form.table, {})}
             candidates = [form]
             if form is DECODE_TIME:
-                candidates = _decode_candidates(decode_form, few, hold)
+                candidates = _candidates(DECODE_TIMES, decode_form, few, hold)
+            elif form is PREFILL_TIME:
+                candidates = _candidates(PREFILL_TIMES, prefill_form, few, hold)
             tables = _fit_tables([rows[i] for i in mine], candidates, hold, samples, delta)
             for i, table in zip(mine, tables, strict=True):
                 fitted[i][form.table] = table
@@ -85,25 +100,34 @@ def fit_setups(
     return [SetupFit(s, t) for s, t in zip(setups, fitted, strict=True)]
 
 
-def _decode_candidates(decode_form: str, few: bool, hold: Mapping[str, float]) -> list[Form]:
-    if decode_form == "study" or (decode_form == "auto" and few):
-        return [DECODE_TIME]
-    if decode_form == "two_piece" or set(hold) - set(DECODE_TIME.coefficients):
-        return [TWO_PIECE_DECODE_TIME]
-    return [DECODE_TIME, TWO_PIECE_DECODE_TIME]
+PREFILL_TIMES = PREFILL_TIME, PIECEWISE_PREFILL_TIME
+DECODE_TIMES = DECODE_TIME, TWO_PIECE_DECODE_TIME, PIECEWISE_DECODE_TIME
+"""In order of the number of their coefficients."""
+
+
+def _candidates(forms: Sequence[Form], name: str, few: bool, hold: Mapping[str, float]) -> list[Form]:
+    """The forms to try: the one named, or all that have the coefficients to hold; of few rows the simplest."""
+    if name != "auto":
+        return [next((form for form in forms if form.name == name), forms[0])]
+    able = [form for form in forms if set(hold) <= set(form.coefficients)]
+    return able[:1] if few else able
 
 
 def _fit_tables(rows: list[Rows], candidates: list[Form], hold: dict[str, float], samples: int, delta: float) -> list[TableFit]:
     """Fit all candidate forms, keep for each setup the one with the least held-out error, and qualify it."""
     tried = []
     for form in candidates:
-        results = fit_all(rows, form, fixed=hold, delta=delta)
+        knots = [form.with_knots(choose_knots(r, form)) if form.knots else {} for r in rows]
+        results = fit_all(rows, form, fixed=[{**hold, **k} for k in knots], delta=delta)
         held = hold_out(results)
         tried.append((form, results, held, [grouped_mape(h) for h in held]))
     choice = []
     for p in range(len(rows)):
-        errors = [t[3][p] for t in tried]
-        choice.append(1 if len(tried) > 1 and errors[1] < PREFER_TWO_PIECE * errors[0] else 0)
+        best = 0
+        for c in range(1, len(tried)):
+            if tried[c][3][p] < PREFER_NEXT * tried[best][3][p]:
+                best = c
+        choice.append(best)
     out: list[TableFit | None] = [None] * len(rows)
     for c, (form, results, held, _) in enumerate(tried):
         mine = [p for p in range(len(rows)) if choice[p] == c]

@@ -154,7 +154,10 @@ def _by_setup(measurements):
 
 
 def _composed(steps: Sequence[Measurements], keys: Sequence[Key], samples: int) -> dict[Key, Tables]:
-    """Fits to the composed steps of some setups on one GPU: the study's form, except for the MoE, which it misses at small batches."""
+    """Fits to the composed steps of some setups on one GPU: prefill in the form of least held-out error, decode in one that energies know.
+
+    That is the study's, except for the MoE, which it misses at small batches.
+    """
     groups = _by_setup(m for m in steps if (m.setup.model, m.setup.tp) in keys)
     moe = [g for g in groups if g[0].setup.model == "Mixtral-8x7B"]
     dense = [g for g in groups if g[0].setup.model != "Mixtral-8x7B"]

@@ -16,6 +16,7 @@ from matplotlib.ticker import NullFormatter
 
 from calibration_fit.checks import valid_range
 from calibration_fit.holdout import grouped_mape, regions
+from calibration_fit.output import against_others
 from calibration_fit.results import SetupFit, TableFit
 
 SCALE = {"time_s": (1e3, "ms"), "energy_j": (1.0, "J")}
@@ -62,6 +63,8 @@ def _coefficient_lines(t: TableFit) -> list[str]:
     r = t.result
     out = [f"| coefficient | value | {100 * t.intervals.level:.0f} % interval | unit |", "|---|---|---|---|"]
     for j, (name, value) in enumerate(r.coefficients.items()):
+        if name not in r.form.used(r.coefficients):
+            continue
         interval = "held fixed" if name in r.fixed else f"{t.intervals.low[j]:.4g} to {t.intervals.high[j]:.4g}"
         out.append(f"| {name} | {value:.5g} | {interval} | {r.form.units.get(name, '')} |")
     return out
@@ -71,7 +74,7 @@ def _words(t: TableFit) -> list[str]:
     limits = ", ".join(f"{k} {a:g} to {b:g}" for k, (a, b) in valid_range(t.result.rows, t.result.form.table).items())
     out = [f"Valid range: {limits}.", "", *(f"- {s}" for s in t.identifiability.sentences), *(f"- **Warning:** {w}" for w in t.warnings)]
     if len(t.alternatives) > 1:
-        out.append("- Forms by grouped held-out MAPE: " + ", ".join(f"{k} {v:.2f} %" for k, v in t.alternatives.items()) + ".")
+        out.append(f"- By grouped held-out MAPE: {against_others(t)}.")
     held = next((t.held[k] for k in ("batch", "length", "time", "one", "random") if k in t.held), None)
     if held is not None:
         out += ["", f"Held out by {held.scheme}, by region:", "", "| batch | length | rows | MAPE % |", "|---|---|---|---|"]

@@ -15,11 +15,13 @@ from typing import Any
 import cvxpy as cp
 import numpy as np
 
+from calibration_fit.forms import NO_KNOT
 from calibration_fit.losses import mape
 from calibration_fit.measurements import Measurements, Source
 from calibration_fit.output import Borrowed
 from calibration_fit.results import TableFit
 from calibration_fit.rows import prefill_total
+from jaxserve.perf.brackets import prefill_bracket
 from jaxserve.perf.latency import DecodeTime, PrefillTime, TwoPieceDecodeTime
 from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
 from jaxserve.types import on_host
@@ -98,15 +100,17 @@ def joined(runs: Sequence[Runs], text: str) -> Runs:
 
 
 def prefill_energy(key: Key, board: Board, prefill: TableFit) -> Borrowed:
-    """Power in saturated prefill times a line in N that touches the step time at its knee and is nowhere above it, nor below 0.
+    """Power in saturated prefill times a line in N that touches the step time at a knee and is nowhere above it, nor below 0.
 
     So no step draws more than that power; one below the knee, or of many prompts, less.
     """
-    t: Any = prefill.result.module
+    t, _ = prefill_bracket(prefill.result.module, (1.0, 1.0), (1.0, 1.0))  # any form with knees, as one with several
+    knees = np.append(1.0, np.asarray(t.tok_knots)[np.asarray(t.tok_knots) < NO_KNOT])
+    at_s, last_s = (np.asarray(t(on_host(n), 0.0, 0.0)) for n in (knees, knees[-1:] + 1.0))
     watts = board.prefill_w * key[1]
-    slope_s = min(t.tok_slope_above, t.tok_slope_below + t.b0 / t.tok_knee)
-    fixed_s = t.b0 - max(slope_s - t.tok_slope_below, 0.0) * t.tok_knee
-    values = {"e_pre0": watts * max(fixed_s, 0.0), "e_pre_tok": watts * slope_s, "e_pre_sq": watts * t.b2}
+    slope_s = min(float(last_s[0] - at_s[-1]), float((at_s / knees).min()))
+    fixed_s = min(float(t.b0), float((at_s - slope_s * knees).min()))
+    values = {"e_pre0": watts * max(fixed_s, 0.0), "e_pre_tok": watts * slope_s, "e_pre_sq": watts * float(t.b2)}
     gpus = "" if key[1] == 1 else f" x {key[1]} GPUs"
     of_another = board is not A100 or key != LLAMA
     text = f"{'extrapolated: ' if of_another else ''}{board.prefill_text}{gpus} x a line that touches the step time at its knee"

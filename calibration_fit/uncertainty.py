@@ -54,7 +54,7 @@ def bootstrap(results: Sequence[FitResult], samples: int = BOOTSTRAP_SAMPLES, le
     The interval speaks of noise, not of a form that does not fit: that is what the held-out error is for.
     """
     first = results[0]
-    problem = make_problem([r.rows for r in results], first.form, {k: first.coefficients[k] for k in first.fixed})
+    problem = make_problem([r.rows for r in results], first.form, [r.fixed_values for r in results])
     rng = np.random.default_rng(seed)
     n = problem.weight.shape[1]
     setup = np.repeat(np.arange(len(results)), samples)
@@ -166,7 +166,7 @@ def free_places(result: FitResult) -> list[int]:
 
 def _scale(result: FitResult) -> np.ndarray:
     """Size of each free coefficient [C'] that matters: what it would be alone, the knee's own value."""
-    scale = coefficient_scale(result.form, result.rows)
+    scale = coefficient_scale(result.form, result.rows, result.held)
     if result.form.knee is not None:
         j = result.form.coefficients.index(result.form.knee)
         scale[j] = max(abs(result.theta[j]), 1.0)

@@ -11,7 +11,7 @@ import cvxpy as cp
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxserve.perf.shares import DecodeShares, Floats, Ints, PrefillShares, Watts
+from jaxserve.perf.shares import DecodeShares, Floats, Ints, PaddedPrefillShares, PrefillShares, Watts, known
 from jaxserve.scenario.compile import Compiled
 from jaxserve.solvers.highs import quiet_highs
 from jaxserve.units import J_PER_KWH
@@ -111,7 +111,8 @@ class _Relaxation:
         f, s, r, power = c.fleet, c.scenario, c.engine_requests, c.scenario.coefficients.power
         self.n, self.n_dc, self.isl, self.osl = len(r.isl), f.n_dc, r.isl, r.osl
         watts = Watts(power.idle_w_per_gpu * s.coefficients.setup.tp, power.max_w_per_gpu * s.coefficients.setup.tp)
-        self.prefill = PrefillShares(f.prefill_time, f.prefill_energy, watts, r.isl, float(f.token_budget), bool(f.prefill_first))
+        steps = f.prefill_time, f.prefill_energy, watts, r.isl, float(f.token_budget)
+        self.prefill = PaddedPrefillShares(*steps) if f.padded else PrefillShares(*steps, bool(f.prefill_first))
         self.decode = DecodeShares(f.decode_time, f.decode_energy, watts, r.isl, r.osl, int(f.max_num_seqs), float(f.kv_capacity))
         self.length_of = np.searchsorted(self.prefill.lengths, r.isl).astype(np.int32)
 
@@ -156,7 +157,7 @@ class _Relaxation:
             return None
         slices, modes = len(self.engine_s), self._modes()
         saved_g = self.g_per_j * self.saved_w
-        costs = [self.watts.least_cost(self.g_per_j, -saved_g, np.asarray(j), np.asarray(s)).min(axis=1) for _, j, s in modes]
+        costs = [self.watts.least_cost(self.g_per_j, -saved_g, np.asarray(j), known(s)).min(axis=1) for _, j, s in modes]
         # Tolerances are absolute: requests are counted in those of a mean slice, costs and times in the largest.
         unit, gram, second = self.n / slices, max(float(np.abs(c).max()) for c in costs) or 1.0, float(self.engine_s.max())
         shape = slices + 1, self.n_dc

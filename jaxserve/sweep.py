@@ -181,12 +181,13 @@ def _shape(c: Compiled, case: Case) -> dict[str, Any]:
         "engines a site": np.asarray(c.fleet.dc_members).shape,
         "schedulers": c.fleet.n_schedulers,
         "engine.max_num_seqs": int(c.fleet.max_num_seqs),
+        "engine.token_count": c.fleet.padded,
         "dispatch.window_s": c.scenario.dispatch.window_s,
         "ledger_s": c.ledger_windows,
         "dispatch.forwarding": c.fleet.forward_owner,
         "warmup_s": c.warmup_windows,
         "horizon_s": c.horizon_windows,
-        "the form of engine.coefficients": str(jax.tree.structure((c.fleet.prefill_time, c.fleet.decode_time))),
+        "the form of engine.coefficients": str(jax.tree.map(np.shape, (c.fleet.prefill_time, c.fleet.decode_time))),
         "the kind of policy": str(jax.tree.structure(case.policy)),
     }
 

@@ -63,12 +63,13 @@ def run_pass(
 
     # Admission, first come first served at the clock at which the iteration began.
     fits = (arrival <= s.clock) & (s.batch + s.prompts < fleet.max_num_seqs) & (s.reserved + need <= fleet.kv_capacity)
-    fits &= ~fleet.prefill_first | (s.step_tokens == 0) | (s.step_tokens + isl <= fleet.token_budget)
+    fits &= ~fleet.prefill_first | (s.step_tokens == 0) | (_spent_with(fleet, s, isl) <= fleet.token_budget)
     admit = admitting & fits
-    room = fleet.token_budget - s.step_tokens
-    build = (admit & (s.builder == s.head)) | (prefilling & (s.builder != s.head) & (room > 0))
     before = jnp.where(prefilling, s.built, 0.0)
-    take = jnp.where(build, jnp.minimum(isl - before, room), 0.0)
+    rest = isl - before
+    room = _room(fleet, s, rest)
+    build = (admit & (s.builder == s.head)) | (prefilling & (s.builder != s.head) & (room > 0))
+    take = jnp.where(build, jnp.minimum(rest, room), 0.0)
     after = before + take
     complete = build & (after == isl)
     builder = jnp.where(complete, following, s.builder)
@@ -80,6 +81,10 @@ def run_pass(
     step_tokens = s.step_tokens + take
     step_pieces = s.step_pieces + jnp.where(take > 0, 1.0, 0.0)
     step_sq = s.step_sq + (after * after - before * before) * jnp.where(build, 1.0, 0.0)
+    step_longest, step_prefix = s.step_longest, s.step_prefix
+    if fleet.padded:
+        step_longest = jnp.maximum(s.step_longest, take)
+        step_prefix = s.step_prefix + jnp.where(take > 0, before, 0.0)
     step_joins = s.step_joins + joins
     step_ends = s.step_ends + ends
     step_end_tokens = s.step_end_tokens + jnp.where(ends, isl, 0.0)
@@ -97,8 +102,12 @@ def run_pass(
     decode = acts & ~prefill & (s.batch > 0)
     idle = acts & ~prefill & ~decode
     batch, cached = s.batch.astype(float), s.cached
-    duration = jnp.where(prefill, fleet.prefill_time(s.step_tokens, s.step_pieces, s.step_sq), fleet.decode_time(batch, cached))
-    asked_j = jnp.where(prefill, fleet.prefill_energy(s.step_tokens, s.step_sq), fleet.decode_energy(batch, cached))
+    n_tokens, sum_sq = s.step_tokens, s.step_sq
+    if fleet.padded:
+        n_tokens = s.step_pieces * s.step_longest
+        sum_sq = s.step_longest * (n_tokens + 2.0 * s.step_prefix)  # the sum of (c + L)^2 - c^2
+    duration = jnp.where(prefill, fleet.prefill_time(n_tokens, s.step_pieces, sum_sq), fleet.decode_time(batch, cached))
+    asked_j = jnp.where(prefill, fleet.prefill_energy(n_tokens, sum_sq), fleet.decode_energy(batch, cached))
     energy = within_board(asked_j, duration, fleet.idle_w, fleet.max_w)
     steps = prefill | decode
     skip_to = jnp.minimum(jnp.maximum(arrival, s.clock), end_s)  # the sentinel request arrives never
@@ -145,12 +154,14 @@ def run_pass(
         step_tokens=step_tokens * kept,
         step_pieces=step_pieces * kept,
         step_sq=step_sq * kept,
+        step_longest=step_longest * kept if fleet.padded else step_longest,
+        step_prefix=step_prefix * kept if fleet.padded else step_prefix,
         step_joins=step_joins * kept_int,
         step_ends=step_ends * kept_int,
         step_end_tokens=step_end_tokens * kept,
         n_prefill=s.n_prefill + prefill,
         n_decode=s.n_decode + decode,
-        prefill_outside=s.prefill_outside + (prefill & _outside(s.step_tokens, 1.0, fleet.valid.prefill_tokens)),
+        prefill_outside=s.prefill_outside + (prefill & _outside(n_tokens, 1.0, fleet.valid.prefill_tokens)),
         decode_outside=s.decode_outside
         + (decode & (_outside(batch, 1.0, fleet.valid.batch) | _outside(cached, batch, fleet.valid.context))),
         above_board=s.above_board + (steps & (asked_j > fleet.max_w * duration * (1.0 + ROUNDING))),
@@ -166,6 +177,21 @@ def run_pass(
     code = jnp.where(prefill, RAN_PREFILL, jnp.where(decode, RAN_DECODE, NOTHING))
     code = jnp.where(admit | complete, 4 * pointer + kind, code)
     return new, spent, code, clock
+
+
+def _spent_with(fleet: Fleet, s: Engines, tokens: Array) -> Array:
+    """What the open prefill step would spend of its budget with a piece of `tokens` more. [E]"""
+    if fleet.padded:
+        return (s.step_pieces + 1.0) * jnp.maximum(s.step_longest, tokens)
+    return s.step_tokens + tokens
+
+
+def _room(fleet: Fleet, s: Engines, rest: Array) -> Array:
+    """Tokens that the open prefill step can take of a prompt of which `rest` is left. [E]"""
+    if not fleet.padded:
+        return fleet.token_budget - s.step_tokens
+    whole = jnp.minimum(rest, fleet.token_budget)  # a prompt, or a piece as long as a step: taken whole or not at all
+    return jnp.where(_spent_with(fleet, s, whole) <= fleet.token_budget, whole, 0.0)
 
 
 def _outside(amount: Array, per: Array | float, limits: Array) -> Array:

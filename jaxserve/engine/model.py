@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import equinox as eqx
 from jax import Array
 
-from jaxserve.perf.latency import DecodeTime, PrefillTime, TwoPieceDecodeTime
+from jaxserve.perf.latency import DecodeForm, PrefillForm
 from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
 
 PEERS = UNKNOWN, ALIKE, OBSERVED = range(3)
@@ -33,8 +33,8 @@ class Fleet(eqx.Module):
     (node 0's first engine, node 1's first engine, ..., node 0's second engine, ...).
     """
 
-    prefill_time: PrefillTime
-    decode_time: DecodeTime | TwoPieceDecodeTime
+    prefill_time: PrefillForm
+    decode_time: DecodeForm
     prefill_energy: PrefillEnergy
     decode_energy: DecodeEnergy
     valid: ValidRange
@@ -66,6 +66,7 @@ class Fleet(eqx.Module):
     idle_w: Array  # [] W of an idle engine
     max_w: Array  # [] W of an engine's boards, which no step exceeds
     n_engines: int = eqx.field(static=True)  # E
+    padded: bool = eqx.field(static=True)  # whether a prefill step spends its budget by its longest prompt, times their number
     forward_owner: bool = eqx.field(static=True, default=False)  # ... who then places it anew among its own DCs
 
     @property

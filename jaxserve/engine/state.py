@@ -25,9 +25,11 @@ class Engines(eqx.Module):
     prompts: Array  # [E] int32, requests admitted whose prompt is not complete
     cached: Array  # [E] tokens in the KV cache of unfinished requests
     reserved: Array  # [E] tokens reserved for unfinished requests
-    step_tokens: Array  # [E] the open prefill step: N
+    step_tokens: Array  # [E] the open prefill step: new tokens
     step_pieces: Array  # [E] B
-    step_sq: Array  # [E] S2
+    step_sq: Array  # [E] S2 without padding
+    step_longest: Array  # [E] most new tokens of a piece; kept, as the next, by engines that pad
+    step_prefix: Array  # [E] cached tokens that its pieces go on from
     step_joins: Array  # [E] int32, prompts it completes that go on to decode
     step_ends: Array  # [E] int32, prompts it completes with osl = 1
     step_end_tokens: Array  # [E] prompt tokens of those
@@ -153,6 +155,8 @@ def initial_state(fleet: Fleet, sizes: Sizes, memory: PyTree, ci: Array) -> Stat
         step_tokens=floats,
         step_pieces=floats,
         step_sq=floats,
+        step_longest=floats,
+        step_prefix=floats,
         step_joins=ints,
         step_ends=ints,
         step_end_tokens=floats,

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from jaxserve.errors import InputError, explain
-from jaxserve.perf.latency import DecodeTime, PrefillTime, TwoPieceDecodeTime
+from jaxserve.perf.latency import DecodeForm, PrefillForm
 from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
+from jaxserve.perf.step_times import DecodeTable, PrefillTable, Strict
 from jaxserve.tomlfile import read_toml
 from jaxserve.types import on_host
 
@@ -21,11 +22,7 @@ LARGEST = 1e12
 """Magnitude of a coefficient in seconds, joules, watts or tokens, far beyond any engine's."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Setup(_Strict):
+class Setup(Strict):
     """What was measured: model, tensor parallel size, GPU."""
 
     model: str
@@ -33,40 +30,7 @@ class Setup(_Strict):
     gpu: str
 
 
-class PrefillTimeCoefficients(_Strict):
-    """Seconds; see `jaxserve.perf.latency.PrefillTime`."""
-
-    tok_slope_below: float = Field(ge=0)
-    tok_slope_above: float = Field(ge=0)
-    tok_knee: float = Field(ge=0)
-    b0: float = Field(ge=0)
-    b1: float = 0.0
-    b2: float = 0.0
-
-
-class DecodeTimeCoefficients(_Strict):
-    """Seconds; see `jaxserve.perf.latency.DecodeTime`."""
-
-    form: Literal["study", "two_piece"] = "study"
-    alpha0: float
-    alpha1: float
-    alpha1_below: float | None = None
-    """Slope up to `batch_knee`; these two belong to the two-piece form only."""
-    batch_knee: float | None = None
-    alpha2: float = 0.0
-    beta0: float = 0.0
-    beta1: float = 0.0
-    beta2: float = 0.0
-
-    @model_validator(mode="after")
-    def _whole_form(self) -> "DecodeTimeCoefficients":
-        pieces = [value is not None for value in (self.alpha1_below, self.batch_knee)]
-        if pieces != [self.form == "two_piece"] * 2:
-            raise ValueError("alpha1_below and batch_knee belong to form = 'two_piece', which needs both")
-        return self
-
-
-class PrefillEnergyCoefficients(_Strict):
+class PrefillEnergyCoefficients(Strict):
     """Joules of all GPUs of an engine; see `jaxserve.perf.power.PrefillEnergy`."""
 
     e_pre0: float = Field(default=0.0, ge=0)
@@ -74,7 +38,7 @@ class PrefillEnergyCoefficients(_Strict):
     e_pre_sq: float = Field(default=0.0, ge=0)
 
 
-class DecodeEnergyCoefficients(_Strict):
+class DecodeEnergyCoefficients(Strict):
     """Joules of all GPUs of an engine; see `jaxserve.perf.power.DecodeEnergy`."""
 
     e_dec0: float = Field(ge=0)
@@ -91,7 +55,7 @@ class DecodeEnergyCoefficients(_Strict):
         return self
 
 
-class PowerCoefficients(_Strict):
+class PowerCoefficients(Strict):
     """Watts that are drawn whether or not a step runs, and the most that a GPU's board may draw."""
 
     idle_w_per_gpu: float = Field(ge=0)
@@ -110,7 +74,7 @@ class PowerCoefficients(_Strict):
 Span = Annotated[tuple[float, float], Field(strict=False)]  # TOML has lists only
 
 
-class ValidRange(_Strict):
+class ValidRange(Strict):
     """What the measurements behind a table span, as [least, greatest]; a run that leaves it is told so."""
 
     n_tokens: Span | None = None
@@ -123,7 +87,7 @@ class ValidRange(_Strict):
     cached_tokens: Span | None = None
 
 
-class Source(_Strict):
+class Source(Strict):
     """Where a table of this file came from, and what kind of evidence it is."""
 
     table: str
@@ -131,13 +95,13 @@ class Source(_Strict):
     extrapolated: bool = False
 
 
-class Coefficients(_Strict):
+class Coefficients(Strict):
     """One coefficients file. `caveats` lists what the simulator repeats in its summary."""
 
     schema_version: Literal[1] = 1
     setup: Setup
-    prefill_time: PrefillTimeCoefficients
-    decode_time: DecodeTimeCoefficients
+    prefill_time: PrefillTable
+    decode_time: DecodeTable
     prefill_energy: PrefillEnergyCoefficients
     decode_energy: DecodeEnergyCoefficients
     power: PowerCoefficients
@@ -151,9 +115,10 @@ class Coefficients(_Strict):
     @model_validator(mode="after")
     def _steps_take_time(self) -> "Coefficients":
         # An empty or one-token step that takes no time would let an engine stand still for ever.
-        if self.prefill_time.b0 + self.prefill_time.tok_slope_below <= 0:
-            raise ValueError("prefill_time: b0 + tok_slope_below must be above 0 s, or a prefill step takes no time")
-        if self.decode_time.alpha0 <= 0:
+        seconds, name = self.prefill_time.one_token_s
+        if seconds <= 0:
+            raise ValueError(f"prefill_time: {name} must be above 0 s, or a prefill step takes no time")
+        if self.decode_time.empty_s <= 0:
             raise ValueError("decode_time.alpha0 must be above 0 s, or a decode step takes no time")
         return self
 
@@ -162,8 +127,9 @@ class Coefficients(_Strict):
         # Their products with times, batches and carbon intensity must stay finite.
         for table in ("prefill_time", "decode_time", "prefill_energy", "decode_energy", "power"):
             for name, value in getattr(self, table).model_dump().items():
-                if isinstance(value, float) and abs(value) > LARGEST:
-                    raise ValueError(f"{table}.{name} = {value:g} is beyond {LARGEST:g}; check its unit")
+                largest = 0.0 if value is None or isinstance(value, str) else float(np.max(np.abs(value), initial=0.0))
+                if largest > LARGEST:
+                    raise ValueError(f"{table}.{name} = {largest:g} is beyond {LARGEST:g}; check its unit")
         return self
 
     @model_validator(mode="after")
@@ -182,14 +148,13 @@ class Coefficients(_Strict):
         warned = [*self.fit.get("warnings", []), *(w for t in self.fit.values() if isinstance(t, dict) for w in t.get("warnings", []))]
         return (*borrowed, *(f"{self.setup.model}: {warning}" for warning in warned))
 
-    def prefill_time_model(self) -> PrefillTime:
+    def prefill_time_model(self) -> PrefillForm:
         """The prefill step-time module with these coefficients."""
-        return PrefillTime(**self.prefill_time.model_dump())
+        return self.prefill_time.model()
 
-    def decode_time_model(self) -> DecodeTime | TwoPieceDecodeTime:
+    def decode_time_model(self) -> DecodeForm:
         """The decode step-time module with these coefficients."""
-        values = self.decode_time.model_dump(exclude={"form"}, exclude_none=True)
-        return TwoPieceDecodeTime(**values) if self.decode_time.form == "two_piece" else DecodeTime(**values)
+        return self.decode_time.model()
 
     def prefill_energy_model(self) -> PrefillEnergy:
         """The prefill step-energy module with these coefficients."""
@@ -202,23 +167,16 @@ class Coefficients(_Strict):
     def shortest_decode_s(self, max_batch: int, kv_capacity: int) -> float:
         """Least decode step time over 1 <= B <= `max_batch` and the mean contexts that B requests can have (negative terms make it fall).
 
-        For fixed B the model is linear in the context, so its ends suffice.
+        For fixed B every form is linear in the context between its bends, so these and the ends suffice.
         """
         batch = np.arange(1.0, max_batch + 1)
-        steps = self.decode_time_model()(on_host(np.stack([batch, batch])), on_host(np.array([[0.0], [float(kv_capacity)]])))
-        return float(np.min(steps))
+        contexts = np.array([0.0, np.inf, *self.decode_time.bends()])[:, None]
+        cached = np.minimum(batch * contexts, float(kv_capacity))
+        return float(np.min(np.asarray(self.decode_time_model()(on_host(batch), on_host(cached)))))
 
     def shortest_prefill_s(self, max_batch: int, budget: int, kv_capacity: int) -> float:
-        """A lower bound of the prefill step time over steps of 1 <= N <= `budget` tokens: S2 is below 2 * kv_capacity * N.
-
-        The bound is piecewise linear in N, so the ends of its pieces suffice.
-        """
-        model = self.prefill_time
-        tokens = np.unique(np.clip([1.0, model.tok_knee, max_batch, budget], 1.0, budget))
-        slopes = model.tok_slope_below * np.minimum(tokens, model.tok_knee) + model.tok_slope_above * np.maximum(tokens - model.tok_knee, 0)
-        pieces = model.b1 * (np.minimum(tokens, max_batch) if model.b1 < 0 else 1.0)
-        squares = model.b2 * (2.0 * kv_capacity * tokens if model.b2 < 0 else tokens)
-        return float((slopes + model.b0 + pieces + squares).min())
+        """A lower bound of the prefill step time over steps of 1 <= N <= `budget` tokens in at most `max_batch` pieces."""
+        return self.prefill_time.shortest_s(max_batch, budget, kv_capacity)
 
 
 def shipped_names() -> list[str]:

@@ -1,8 +1,36 @@
-"""Duration of one prefill step and of one decode step."""
+"""Duration of one prefill step and of one decode step, in the forms that a coefficients file may name (SEMANTICS.md)."""
+
+from functools import partial
 
 import equinox as eqx
+import jax.numpy as jnp
+from jax import Array
 
 from jaxserve.types import Real, maximum, minimum
+
+
+def rise(x: Real, knots: Array, slopes: Array) -> Array:
+    """Piecewise linear from 0 at x = 0: `slopes` [..., J+1] up to and between ascending `knots` [..., J]; a knot at infinity is none.
+
+    The axes before the last broadcast against `x`. It never falls where no slope is negative.
+    """
+    x = jnp.asarray(x)
+    beyond = x[..., None] - jnp.minimum(x[..., None], knots)
+    return slopes[..., 0] * x + jnp.sum(jnp.diff(slopes) * beyond, axis=-1)
+
+
+@partial(jnp.vectorize, signature="(i),(j),(i,j),(),()->()")
+def bilinear(x_grid: Array, y_grid: Array, values: Array, x: Array, y: Array) -> Array:
+    """The grid's `values` [I, J] between its ascending points [I] and [J], and outside by its outermost cells."""
+
+    def cell(grid: Array, at: Array) -> tuple[Array, Array]:
+        below = jnp.clip(jnp.sum(grid <= at) - 1, 0, grid.shape[0] - 2)
+        return below, (at - grid[below]) / (grid[below + 1] - grid[below])
+
+    (i, u), (j, v) = cell(x_grid, x), cell(y_grid, y)
+    near = values[i, j] + u * (values[i + 1, j] - values[i, j])
+    far = values[i, j + 1] + u * (values[i + 1, j + 1] - values[i, j + 1])
+    return near + v * (far - near)
 
 
 class PrefillTime(eqx.Module):
@@ -24,6 +52,36 @@ class PrefillTime(eqx.Module):
         below = self.tok_slope_below * minimum(n_tokens, self.tok_knee)
         above = self.tok_slope_above * maximum(n_tokens - self.tok_knee, 0.0)
         return below + above + self.b0 + self.b1 * n_pieces + self.b2 * sum_sq
+
+
+class PiecewisePrefillTime(eqx.Module):
+    """`PrefillTime` with any number of knees: t = R(N) + b0 + b1*B + b2*S2, R the `rise` with these slopes.
+
+    GEMM times are stairs in N, which one knee does not follow. Last axis of `tok_slopes`, `tok_knots`: pieces. Our definition.
+    """
+
+    tok_slopes: Array  # [..., J+1] s per token
+    tok_knots: Array  # [..., J] tokens, ascending, infinite where not used
+    b0: Real  # s
+    b1: Real  # s per prompt piece
+    b2: Real  # s per token^2
+
+    def __call__(self, n_tokens: Real, n_pieces: Real, sum_sq: Real) -> Real:
+        """Seconds for `n_tokens` new tokens in `n_pieces` pieces with `sum_sq` = sum((c+n)^2 - c^2)."""
+        return rise(n_tokens, self.tok_knots, self.tok_slopes) + self.b0 + self.b1 * n_pieces + self.b2 * sum_sq
+
+
+class PrefillTimeTable(eqx.Module):
+    """Duration of a prefill step interpolated in a grid over its tokens N and the length S2/N of its prompts. Our definition."""
+
+    n_tokens: Array  # [..., I] tokens, ascending
+    seq_len: Array  # [..., J] tokens, ascending
+    time_s: Array  # [..., I, J] s
+
+    def __call__(self, n_tokens: Real, n_pieces: Real, sum_sq: Real) -> Real:
+        """Seconds for `n_tokens` new tokens with `sum_sq` = sum((c+n)^2 - c^2); the number of pieces enters by their length only."""
+        n = jnp.asarray(n_tokens)
+        return bilinear(self.n_tokens, self.seq_len, self.time_s, n, sum_sq / jnp.where(n > 0, n, 1.0))
 
 
 class DecodeTime(eqx.Module):
@@ -73,3 +131,38 @@ class TwoPieceDecodeTime(eqx.Module):
         return (
             self.alpha0 + below + above + batch * batch * self.alpha2 + context * (self.beta0 + batch * (self.beta1 + batch * self.beta2))
         )
+
+
+class PiecewiseDecodeTime(eqx.Module):
+    """Duration of a decode step, piecewise linear in the batch.
+
+    t = alpha0 + R(B) + (beta0 + beta1*B)*(K/B), R the `rise` with these slopes. Last axis of `batch_slopes`, `batch_knots`: pieces.
+    Our definition: as for prefill, and for MoE models (see `TwoPieceDecodeTime`).
+    """
+
+    alpha0: Real  # s
+    batch_slopes: Array  # [..., J+1] s per request
+    batch_knots: Array  # [..., J] requests, ascending, infinite where not used
+    beta0: Real  # s per token of mean context
+    beta1: Real  # s per token
+
+    def __call__(self, batch: Real, cached_tokens: Real) -> Real:
+        """Seconds for a batch of `batch` requests with `cached_tokens` = K; `batch` >= 1, whole or a mean."""
+        context = cached_tokens / jnp.maximum(batch, 1.0)
+        return self.alpha0 + rise(batch, self.batch_knots, self.batch_slopes) + context * (self.beta0 + self.beta1 * batch)
+
+
+class DecodeTimeTable(eqx.Module):
+    """Duration of a decode step interpolated in a grid over its batch B and the mean context K/B. Our definition."""
+
+    batch: Array  # [..., I] requests, ascending
+    mean_ctx: Array  # [..., J] tokens, ascending
+    time_s: Array  # [..., I, J] s
+
+    def __call__(self, batch: Real, cached_tokens: Real) -> Real:
+        """Seconds for a batch of `batch` requests with `cached_tokens` = K; `batch` >= 1, whole or a mean."""
+        return bilinear(self.batch, self.mean_ctx, self.time_s, batch, cached_tokens / jnp.maximum(batch, 1.0))
+
+
+PrefillForm = PrefillTime | PiecewisePrefillTime | PrefillTimeTable
+DecodeForm = DecodeTime | TwoPieceDecodeTime | PiecewiseDecodeTime | DecodeTimeTable

@@ -85,7 +85,7 @@ class Compiled:
         horizon_steps = self.horizon_windows // step_windows
         arrival = self.engine_requests.arrival_s
         busiest = int(np.diff(first_requests(arrival, window_s, step_windows, horizon_steps)).max())
-        passes = round_up(1.15 * step_s / self.scenario.coefficients.decode_time.alpha0 + 8, 8)
+        passes = round_up(1.15 * step_s / self.scenario.coefficients.decode_time.empty_s + 8, 8)
         rate = len(arrival) / self.scenario.horizon_s
         steps = chunk_steps(passes, self.fleet.n_engines, horizon_steps * 1.05 + 4)
         steps = min(steps, max(8, int(CHUNK_REQUESTS // max(rate * step_s, 1e-9))))
@@ -252,6 +252,7 @@ def build_fleet(scenario: Scenario) -> Fleet:
         idle_w=on_host(as_float(coefficients.power.idle_w_per_gpu * tp)),
         max_w=on_host(as_float(coefficients.power.max_w_per_gpu * tp)),
         n_engines=int(engines.sum()),
+        padded=engine.token_count == "padded",
     )
 
 

@@ -73,6 +73,8 @@ class Engine(_Strict):
     max_num_seqs: int = Field(default=256, ge=1, le=65_536)
     max_num_batched_tokens: int = Field(default=8192, ge=1, le=MAX_TOKENS)
     """Token budget of one prefill step."""
+    token_count: Literal["sum", "padded"] = "sum"
+    """What of it a step spends: its tokens, or its longest prompt times their number, where prompts are padded to the longest."""
     max_model_len: int | None = Field(default=None, ge=2, le=MAX_TOKENS)
     """Most tokens of a request, prompt and output together; nothing is ever truncated to it."""
     kv_capacity_tokens: int | None = Field(default=None, ge=2, le=MOST_KV_TOKENS)

@@ -94,7 +94,7 @@ def oracle_log(
     times = {"t_pre": c.prefill_time.model_dump(), "t_dec": c.decode_time.model_dump()}
     power = {"tp": c.setup.tp, "idle_w_per_gpu": c.power.idle_w_per_gpu, "max_w_per_gpu": c.power.max_w_per_gpu}
     energies = power | {"e_pre": c.prefill_energy.model_dump(), "e_dec": c.decode_energy.model_dump(exclude_none=True)}
-    engine = oracle.Engine(SimpleNamespace(batching="prefill_first", **times, **energies, **limits))  # type: ignore[arg-type]
+    engine = oracle.Engine(SimpleNamespace(batching="prefill_first", token_count="sum", **times, **energies, **limits))  # type: ignore[arg-type]
     arrival = np.cumsum(rng.exponential(1 / rate, n)).tolist()
     lengths = zip(rng.integers(20, 1200, n).tolist(), rng.integers(1, 250, n).tolist(), strict=True)
     requests = [Request(i, 0, a, isl, osl, dc_arrival_s=a) for i, (a, (isl, osl)) in enumerate(zip(arrival, lengths, strict=True))]

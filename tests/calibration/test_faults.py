@@ -203,7 +203,7 @@ def test_held_coefficients_cost_no_degree_of_freedom():
     """The widening for few rows counts what is fitted: with three terms held, that of 9 rows and 3 coefficients, 1 + 4.84 / 24."""
     m = synthetic("decode", 0.02).select(np.arange(9) * 5)
     rows = make_rows([m], DECODE_TIME)
-    (result,) = fit_all([rows], DECODE_TIME, fixed={"alpha2": 0.0, "beta0": 0.0, "beta2": 0.0})
+    (result,) = fit_all([rows], DECODE_TIME, fixed=[{"alpha2": 0.0, "beta0": 0.0, "beta2": 0.0}])
     spread = bootstrap([result], 200)[0]
     error = dict(zip(identify(result).names, identify(result).standard_error, strict=True))
     alpha0 = DECODE_TIME.coefficients.index("alpha0")

@@ -88,7 +88,7 @@ def test_a_base_with_nonsense_for_ranges_is_refused(tmp_path: Path):
         (["--gpu", "H100"], "no row of H100; it holds m TP1 A100"),
         (["--where", "gpu"], "must be COLUMN=VALUE"),
         (["--where", "colour=red"], "no such column"),
-        (["--form", "cubic"], "none of auto, study, two_piece"),
+        (["--form", "cubic"], "none of auto, study, two_piece, piecewise"),
         (["--base", "/nowhere.toml"], "not a readable coefficients file"),
     ],
 )

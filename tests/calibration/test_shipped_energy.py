@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calibration_fit.forms import NO_KNOT
 from calibration_fit.regenerate import QWEN, with_host_time
 from calibration_fit.shipped_energy import A100, LLAMA, Runs, by_power, by_work, decode_energy, from_llama, prefill_energy
-from jaxserve.perf.latency import DecodeTime, PrefillTime, TwoPieceDecodeTime
+from jaxserve.perf.latency import DecodeTime, PiecewisePrefillTime, PrefillTime, TwoPieceDecodeTime
 from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
 from tests.calibration.helpers import synthetic
 
@@ -66,9 +67,10 @@ def test_terms_of_time_that_energy_has_not_are_refused():
         PrefillTime(4e-5, 6e-5, 300.0, 9e-3, 2e-5, 1e-9),
         PrefillTime(1e-5, 2e-5, 4000.0, 3e-3, 0.0, 0.0),  # its upper line is below 0 at no tokens
         PrefillTime(3e-5, 2e-5, 200.0, 5e-3, 0.0, 0.0),  # it bends down
+        PiecewisePrefillTime(np.array([4e-5, 9e-5, 1e-5, 6e-5, 0.0]), np.array([300.0, 400.0, 900.0, NO_KNOT]), 9e-3, 2e-5, 1e-9),  # type: ignore[arg-type]
     ],
 )
-def test_no_prefill_step_draws_more_than_saturated_prefill(time: PrefillTime):
+def test_no_prefill_step_draws_more_than_saturated_prefill(time: PrefillTime | PiecewisePrefillTime):
     fitted: Any = SimpleNamespace(result=SimpleNamespace(module=time))
     found = prefill_energy(("Mixtral-8x7B", 4), A100, fitted)
     energy, tokens = PrefillEnergy(**found.values), np.geomspace(1.0, 1e6, 400)
@@ -76,9 +78,9 @@ def test_no_prefill_step_draws_more_than_saturated_prefill(time: PrefillTime):
         whole = np.minimum(tokens, length)
         drawn = np.asarray(energy(tokens, tokens * whole)) / np.asarray(time(tokens, tokens / whole, tokens * whole)) / 4
         assert drawn.max() <= 395.0 * (1 + 1e-6)
-    if time.tok_slope_above > time.tok_slope_below:
-        at_knee = energy(time.tok_knee, 0.0) / time(time.tok_knee, 0.0, 0.0) / 4
-        assert float(at_knee) == pytest.approx(395.0)
+    knee = getattr(time, "tok_knee", 900.0)
+    if not isinstance(time, PrefillTime) or time.tok_slope_above > time.tok_slope_below:
+        assert float(energy(knee, 0.0) / time(knee, 0.0, 0.0) / 4) == pytest.approx(395.0)
 
 
 def test_energies_of_llama_scaled_to_another_setup():

@@ -36,27 +36,32 @@ class Engine:
         s = self.s
         admitted: list[Request] = []
         reserved = sum(r.isl + r.osl for r in self.batch)
-        prompt_tokens = 0
+        prompt_tokens, longest = 0, 0
         while self.waiting:
             r = self.waiting[0]
             # The engine is told of an arrival when it happens, so all that wait have dc_arrival_s <= t.
             if len(self.batch) >= s.max_num_seqs or reserved + r.isl + r.osl > s.kv_capacity_tokens:
                 break
-            if s.batching == "prefill_first" and admitted and prompt_tokens + r.isl > s.max_num_batched_tokens:
+            spent = (len(admitted) + 1) * max(longest, r.isl) if s.token_count == "padded" else prompt_tokens + r.isl
+            if s.batching == "prefill_first" and admitted and spent > s.max_num_batched_tokens:
                 break
             self.waiting.popleft()
             r.admit_s = t
             reserved += r.isl + r.osl
             prompt_tokens += r.isl
+            longest = max(longest, r.isl)
             self.batch.append(r)
             admitted.append(r)
         return admitted
 
     def _prefill(self, admitted: list[Request], clock: float) -> float:
         c = self.s
-        for pieces in pack_prompts(admitted, c.max_num_batched_tokens):
-            n = sum(new for _, _, new in pieces)
-            s2 = sum((cached + new) ** 2 - cached**2 for _, cached, new in pieces)
+        padded = c.token_count == "padded"
+        for pieces in (pack_padded if padded else pack_prompts)(admitted, c.max_num_batched_tokens):
+            longest = max(new for _, _, new in pieces)
+            computed = [longest if padded else new for _, _, new in pieces]
+            n = sum(computed)
+            s2 = sum((cached + new) ** 2 - cached**2 for (_, cached, _), new in zip(pieces, computed, strict=True))
             end = clock + t_pre(c.t_pre, n, len(pieces), s2)
             self._record(clock, end, "prefill", e_pre(c.e_pre, n, s2), tuple(r.id for r, _, _ in pieces))
             for r, cached, new in pieces:
@@ -105,4 +110,16 @@ def pack_prompts(admitted: list[Request], budget: int) -> list[list[tuple[Reques
             steps[-1].append((r, cached, new))
             cached += new
             room -= new
+    return steps
+
+
+def pack_padded(admitted: list[Request], budget: int) -> list[list[tuple[Request, int, int]]]:
+    """The same where a step spends its number of pieces times the longest of them."""
+    pieces = [(r, cached, min(budget, r.isl - cached)) for r in admitted for cached in range(0, r.isl, budget)]
+    steps: list[list[tuple[Request, int, int]]] = []
+    for piece in pieces:
+        if steps and (len(steps[-1]) + 1) * max(new for _, _, new in [*steps[-1], piece]) <= budget:
+            steps[-1].append(piece)
+        else:
+            steps.append([piece])
     return steps

@@ -50,6 +50,7 @@ class OracleScenario:
     # ("round_robin",) | ("least_loaded",) | ("greedy", alpha, latency, signal) | ("moer",) | ("moer_soft", w)
     # | ("ilp",) | ("iterative_ilp", t_max) | ("green_llm",) | ("moer_cap", cap)
     # | ("facility_milp", "linear" | "exp", "standard" | "f_const" | "c_full")
+    token_count: str = "sum"  # "sum" | "padded"
     # batches
     window_max_requests: int = 1_000_000
     forwarding: str = "direct"  # | "window" | "owner"

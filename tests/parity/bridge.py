@@ -4,13 +4,15 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from jaxserve.engine.control import AbstractPolicy
 from jaxserve.engine.lane import Advance, Case, Requests
 from jaxserve.engine.model import Fleet, Sizes, ValidRange
 from jaxserve.engine.simulate import Simulation
-from jaxserve.perf.latency import DecodeTime, PrefillTime
+from jaxserve.perf.latency import DecodeForm, DecodeTime, PrefillForm, PrefillTime
 from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
+from jaxserve.perf.step_times import DecodeTable, PrefillTable
 from jaxserve.policies.greedy import Greedy
 from jaxserve.policies.simple import LeastLoaded, RoundRobin
 from tests.oracle.energy import interval_windows
@@ -56,6 +58,13 @@ def _floats(coefficients: dict[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in coefficients.items()}
 
 
+def step_times_of(s: OracleScenario) -> tuple[PrefillForm, DecodeForm]:
+    """The modules of the oracle's coefficients; those that name a form are read as a coefficients file is."""
+    if "form" in s.t_pre:
+        return TypeAdapter(PrefillTable).validate_python(s.t_pre).model(), TypeAdapter(DecodeTable).validate_python(s.t_dec).model()
+    return PrefillTime(**_floats(s.t_pre)), DecodeTime(**_floats(s.t_dec))
+
+
 def fleet_of(s: OracleScenario) -> Fleet:
     """The oracle's DCs and engines as the engine's arrays."""
     engines = np.array(s.nodes) * np.array(s.engines_per_node)
@@ -63,9 +72,10 @@ def fleet_of(s: OracleScenario) -> Fleet:
     members = np.arange(engines.max())
     offset = [d * s.poll_windows // len(s.nodes) if s.poll_mode == "async" else 0 for d in range(len(s.nodes))]
     alike = np.full(len(s.own), float(len(s.own))) if s.alike is None else np.array(s.alike)
+    prefill_time, decode_time = step_times_of(s)
     return Fleet(
-        prefill_time=PrefillTime(**_floats(s.t_pre)),
-        decode_time=DecodeTime(**_floats(s.t_dec)),
+        prefill_time=prefill_time,
+        decode_time=decode_time,
         prefill_energy=PrefillEnergy(**_floats(s.e_pre)),
         decode_energy=DecodeEnergy(**_floats(s.e_dec)),
         valid=ValidRange(*[np.array([-np.inf, np.inf])] * 3),
@@ -97,6 +107,7 @@ def fleet_of(s: OracleScenario) -> Fleet:
         idle_w=s.idle_w_per_gpu * s.tp,
         max_w=s.max_w_per_gpu * s.tp,
         n_engines=int(engines.sum()),
+        padded=s.token_count == "padded",
         forward_owner=s.forwarding == "owner",
     )
 

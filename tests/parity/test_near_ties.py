@@ -11,11 +11,12 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from tests.oracle.equations import t_pre
 from tests.oracle.model import OracleScenario
 from tests.oracle.policies import Means, Scheduler
 from tests.oracle.records import Request
 from tests.oracle.simulator import Simulation
-from tests.parity.worlds import SEEDS, world
+from tests.parity.worlds import OTHERS, SEEDS, world
 
 CLOSE = 1e-9  # a million times the rounding of a score; the closest scores that differ are 2e-5 apart
 CLOSE_S = 1e-9  # s; rounding of a clock is 1e-14 here, and the closest unequal instants are 8e-9 apart
@@ -23,7 +24,7 @@ CLOSE_S = 1e-9  # s; rounding of a clock is 1e-14 here, and the closest unequal 
 
 def dyadic(s: OracleScenario) -> bool:
     """Whether steps last exact binary fractions of a second, whatever they hold."""
-    return s.t_pre["tok_slope_below"] == 0.0
+    return t_pre(s.t_pre, 1, 1, 1) == t_pre(s.t_pre, 9999, 1, 9999**2)
 
 
 def plain(s: OracleScenario) -> bool:
@@ -67,7 +68,7 @@ class Watched(Scheduler):
         return super()._greedy(r, means, alpha, latency, signal)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [*SEEDS, *OTHERS])
 def test_nothing_all_but_ties(seed: int):
     s = world(seed)
     simulation = Simulation(s, Watched)

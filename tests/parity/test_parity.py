@@ -22,7 +22,7 @@ from tests.oracle.equations import e_dec, t_dec
 from tests.oracle.model import OracleScenario
 from tests.oracle.random_scenarios import KINDS
 from tests.parity.bridge import EngineResult, by_interval, fleet_of, policy_of, run_engine, run_lanes, sizes_of, step_windows_of
-from tests.parity.worlds import SEEDS, group_step_windows, groups, reference, result, run_batch, world
+from tests.parity.worlds import OTHERS, PADDED, PIECEWISE, SEEDS, Group, group_step_windows, groups, reference, result, run_batch, world
 
 # The engine and the reference add the same few thousand float64 terms in another order; either is some 1e-13 off at most,
 # while a step, a token or an admission too many shows at 1e-5 of the scale or more.
@@ -41,9 +41,17 @@ SINGLES = (9, 30, 37, 128, 184, 191, 104, 125, 202, 6, 90)
 
 
 def test_every_seed_is_compared_once():
-    assert sorted(ALL) == list(SEEDS)
-    assert len(ALL) >= 200
+    assert sorted(ALL) == [*SEEDS, *OTHERS]
+    assert len(SEEDS) >= 200
     assert {seed % len(KINDS) for seed in ALL} == set(range(len(KINDS)))
+    forms = [world(seed).t_pre.get("form") for seed in OTHERS]
+    assert forms.count("piecewise") + forms.count("table") >= 20 and forms.count(None) >= 20
+
+
+def test_steps_are_padded_where_it_matters():
+    """In most worlds that pad, steps hold prompts of several lengths: some requests end at another time."""
+    changed = [reference(seed).finish_s != reference(seed - PADDED).finish_s for seed in OTHERS if seed < PIECEWISE]
+    assert sum(changed) > len(changed) / 2
 
 
 @pytest.mark.parametrize("seed", ALL)
@@ -230,14 +238,14 @@ def test_engines_account_for_all_their_time(seed: int):
     assert np.all(idle_s <= engines * horizon_s * (1 + SUMMED))
 
 
-@pytest.mark.parametrize("kind", groups())
-def test_tokens_served_are_tokens_asked(kind: int):
+@pytest.mark.parametrize("group", [group for group in groups() if group[-1] == "sum"])  # padding is served, and nobody asked for it
+def test_tokens_served_are_tokens_asked(group: Group):
     """With 1 J a token the energy counts tokens: the same world as two lanes, whose joules count two things each.
 
     Prefill: prompt tokens, and their squares, which a prompt keeps however it is split. Decode: tokens after the first,
     and the cached tokens that each of them reads.
     """
-    seeds = groups()[kind]
+    seeds = groups()[group]
     decoding = [seed for seed in seeds if max(world(seed).osl) > 1]
     by_end = sorted(decoding, key=lambda seed: max(reference(seed).finish_s) / world(seed).window_s)
     s = world(by_end[len(by_end) // 2])

@@ -19,12 +19,21 @@ from jaxserve.engine.state import Schedulers, Snapshot
 from jaxserve.policies.greedy import Greedy
 from jaxserve.policies.simple import LeastLoaded, RoundRobin
 from tests.oracle.model import OracleResult, OracleScenario
+from tests.oracle.random_forms import padded, piecewise, table
 from tests.oracle.random_knowledge import REQUEST_SEEDS, informed_scenario
 from tests.oracle.random_scenarios import KINDS, random_scenario
 from tests.oracle.simulator import simulate
 from tests.parity.bridge import EngineResult, policy_of, run_lanes, sizes_of, step_windows_of
 
 SEEDS = range(REQUEST_SEEDS.stop)
+PADDED, PIECEWISE, TABLE = 1001, 2002, 3003
+"""Added to the seed of a world that is changed in this way; multiples of the number of kinds."""
+OTHERS = (
+    *(PADDED + seed for seed in (*range(2, 62, 7), *range(79, 105, 7), *range(121, 154, 7), *range(170, 210, 7))),
+    *(form + seed for form in (PIECEWISE, TABLE) for seed in (*range(2, 62, 7), *range(79, 97, 7))),
+)
+"""Each of these has a program of its own: so they are of one kind, and their schedulers look at snapshots."""
+Group = tuple[int, str, str]
 LANES = 3  # of one call; their number is a shape, so the last call of a group has no fewer
 
 
@@ -71,8 +80,13 @@ class AnyPolicy(AbstractPolicy):
 
 @cache
 def world(seed: int) -> OracleScenario:
-    """The world of a seed; the last ones have schedulers that know more."""
-    return informed_scenario(seed) if seed in REQUEST_SEEDS else random_scenario(seed)
+    """The world of a seed; the last before `PADDED` have schedulers that know more, the ones after are those of the seeds left, changed."""
+    if seed < PADDED:
+        return informed_scenario(seed) if seed in REQUEST_SEEDS else random_scenario(seed)
+    base = seed % PADDED
+    if seed < PIECEWISE:
+        return padded(random_scenario(base))
+    return (piecewise if seed < TABLE else table)(random_scenario(base), base)
 
 
 @cache
@@ -88,17 +102,18 @@ def lane_policy(s: OracleScenario) -> AbstractPolicy:
     return AnyPolicy(ByRequest(greedy, np.bool_(isinstance(policy, LeastLoaded))), np.bool_(isinstance(policy, RoundRobin)))
 
 
-def kind_of(seed: int) -> int:
-    """What must be compiled apart."""
-    return seed % len(KINDS)
+def group_of(seed: int) -> Group:
+    """What must be compiled apart: the kind of world, form of step times and count of tokens."""
+    s = world(seed)
+    return seed % len(KINDS), s.t_pre.get("form", "study"), s.token_count
 
 
 @cache
-def groups() -> dict[int, list[int]]:
-    """Seeds by kind of world, kind after kind."""
+def groups() -> dict[Group, list[int]]:
+    """Seeds by group, group after group."""
     found = defaultdict(list)
-    for seed in SEEDS:
-        found[kind_of(seed)].append(seed)
+    for seed in (*SEEDS, *OTHERS):
+        found[group_of(seed)].append(seed)
     return dict(sorted(found.items()))
 
 
@@ -121,9 +136,9 @@ def group_step_windows(seeds: list[int]) -> int:
     return math.gcd(*(step_windows_of(world(seed), observes=True) for seed in seeds))
 
 
-def group_results(kind: int) -> dict[int, EngineResult]:
+def group_results(group: Group) -> dict[int, EngineResult]:
     """What the engine makes of the worlds of a group, by seed."""
-    seeds = groups()[kind]
+    seeds = groups()[group]
     step_windows = group_step_windows(seeds)
     results: dict[int, EngineResult] = {}
     for batch in batches(seeds):
@@ -132,7 +147,7 @@ def group_results(kind: int) -> dict[int, EngineResult]:
 
 
 _workers = ThreadPoolExecutor(2)
-_started: dict[int, Future[dict[int, EngineResult]]] = {}
+_started: dict[Group, Future[dict[int, EngineResult]]] = {}
 
 
 def result(seed: int) -> EngineResult:
@@ -140,9 +155,9 @@ def result(seed: int) -> EngineResult:
 
     The next group begins meanwhile in a second thread: compiling is most of the work, and takes one core.
     """
-    mine = kind_of(seed)
+    mine = group_of(seed)
     order = list(groups())
-    for kind in order[order.index(mine) :][:2]:
-        if kind not in _started:
-            _started[kind] = _workers.submit(group_results, kind)
+    for group in order[order.index(mine) :][:2]:
+        if group not in _started:
+            _started[group] = _workers.submit(group_results, group)
     return _started[mine].result()[seed]

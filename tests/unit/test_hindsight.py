@@ -11,22 +11,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 import jaxserve.hindsight as module
 from jaxserve.analysis.compare import compare
 from jaxserve.hindsight import Hindsight, hindsight
-from jaxserve.perf.latency import DecodeTime, PrefillTime, TwoPieceDecodeTime
+from jaxserve.perf.latency import PrefillForm, PrefillTime
 from jaxserve.perf.power import DecodeEnergy, PrefillEnergy
-from jaxserve.perf.shares import DecodeShares, PrefillShares, Watts
+from jaxserve.perf.shares import DecodeShares, PaddedPrefillShares, PrefillShares, Watts
+from jaxserve.perf.step_times import DecodeTable, PrefillTable
 from jaxserve.units import J_PER_KWH
 from tests.cli.helpers import call, write_scenario
 from tests.oracle.energy import interval_edges, interval_windows, spread
-from tests.oracle.engine import Engine, pack_prompts
+from tests.oracle.engine import Engine, pack_padded, pack_prompts
 from tests.oracle.equations import drawn_j, e_dec, e_pre, t_dec, t_pre
 from tests.oracle.model import OracleScenario
 from tests.oracle.random_scenarios import random_scenario
 from tests.oracle.records import Request
 from tests.oracle.simulator import Simulation
+from tests.parity.bridge import step_times_of
+from tests.parity.worlds import OTHERS
+from tests.parity.worlds import world as changed_world
 
 POLICIES = (("round_robin",), ("least_loaded",), *(("greedy", alpha, "e2e", "ci") for alpha in (0.0, 0.5, 1.0)))
 MET = 1e-7
@@ -42,15 +47,17 @@ def floats(table: dict[str, float]) -> dict[str, float]:
 def compiled(s: OracleScenario) -> Any:
     """As much of a compiled scenario as the bound reads."""
     engines = np.array(s.nodes) * np.array(s.engines_per_node)
+    prefill_time, decode_time = step_times_of(s)
     fleet = SimpleNamespace(
-        prefill_time=PrefillTime(**floats(s.t_pre)),
-        decode_time=DecodeTime(**floats(s.t_dec)),
+        prefill_time=prefill_time,
+        decode_time=decode_time,
         prefill_energy=PrefillEnergy(**floats(s.e_pre)),
         decode_energy=DecodeEnergy(**floats(s.e_dec)),
         max_num_seqs=s.max_num_seqs,
         token_budget=s.max_num_batched_tokens,
         kv_capacity=s.kv_capacity_tokens,
         prefill_first=s.batching == "prefill_first",
+        padded=s.token_count == "padded",
         dc_engines=engines,
         pue=s.pue,
         n_dc=len(engines),
@@ -123,18 +130,18 @@ def carbon_with_drain(s: OracleScenario, engines: Engines) -> float:
 def world(seed: int) -> OracleScenario:
     """A random scenario; in some, steps take less than idling does, cost nothing as such, or are cheapest in the middle of their range;
     some have a warm-up."""
-    rng, s = random.Random(seed), random_scenario(seed)
+    rng, s = random.Random(seed), changed_world(seed)
     s = replace(s, idle_w_per_gpu=rng.choice((0.0, 2.0, s.idle_w_per_gpu)))
     if rng.random() < 0.3:
         s = replace(s, e_pre=s.e_pre | {"e_pre0": 0.0, "e_pre_tok": 1e-4}, idle_w_per_gpu=72.5)
     if rng.random() < 0.3:
         s = replace(s, e_dec=s.e_dec | {"e_dec0": 0.0}, idle_w_per_gpu=72.5)
-    if rng.random() < 0.3:
+    if rng.random() < 0.3 and "alpha2" in s.t_dec:
         s = replace(s, t_dec=s.t_dec | {"alpha2": s.t_dec["alpha0"] / 10})
     return replace(s, warmup_windows=rng.choice((0, 0, 1, s.horizon_windows // 3, s.horizon_windows // 2)))
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", [*range(24), *OTHERS[:6], *OTHERS[24:30], *OTHERS[36:42]])
 def test_no_policy_beats_the_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     s, rng = world(seed), random.Random(seed)
     if seed % 4 == 0:
@@ -318,10 +325,26 @@ def prices(rng: random.Random, slices: int) -> tuple[np.ndarray, np.ndarray]:
     return np.repeat(g_per_j[:, None, None], 2, axis=1), np.repeat(g_per_s[:, None, None], 2, axis=1)
 
 
-@pytest.mark.parametrize("prefill_first", [False, True])
-def test_no_packing_of_prompts_beats_its_shares(prefill_first: bool) -> None:
-    rng = random.Random(prefill_first)
-    for _ in range(100):
+def other_prefill(rng: random.Random, form: str, budget: int, longest: int) -> tuple[dict[str, Any], PrefillForm]:
+    """Prefill times of a form with bends anywhere, as the reference takes them and as the engine does."""
+    if form == "piecewise":
+        knots = sorted(rng.uniform(0.5, 1.5 * budget) for _ in range(rng.randint(0, 4)))
+        table: dict[str, Any] = {"tok_knots": knots, "tok_slopes": [rng.choice((0.0, 2e-4, 9e-4, 3e-3)) for _ in [*knots, None]]}
+        table |= {"b0": rng.choice((1e-4, 9e-3)), "b1": rng.choice((0.0, 3e-3)), "b2": rng.choice((0.0, 1.6e-6))}
+    else:
+        tokens = sorted(rng.sample(range(1, 3 * budget), 4))
+        lengths = rng.choice((None, [1.0, 1.0 + 0.5 * longest], [2.0, 9.0, 40.0, 41.0 + 2.5 * longest]))
+        seconds = 9e-3 + np.cumsum(np.cumsum(np.random.default_rng(rng.randrange(99)).exponential(2e-3, (4, len(lengths or [1]))), 0), 1)
+        table = {"n_tokens": [float(n) for n in tokens], "seq_len": lengths, "time_s": (seconds if lengths else seconds[:, 0]).tolist()}
+    return {"form": form, **table}, TypeAdapter(PrefillTable).validate_python({"form": form, **table}).model()
+
+
+@pytest.mark.parametrize("form", ["study", "piecewise", "table"])
+@pytest.mark.parametrize("batching", ["study", "prefill_first", "study padded", "prefill_first padded"])
+def test_no_packing_of_prompts_beats_its_shares(batching: str, form: str) -> None:
+    prefill_first, padded = batching.startswith("prefill_first"), batching.endswith("padded")
+    rng = random.Random(f"{batching} {form}" if padded or form != "study" else prefill_first)
+    for _ in range(100 if form == "study" else 60):
         budget, slices = rng.choice((7, 60, 300)), rng.randint(1, 4)
         knee = rng.choice((0.0, 4.5, 40.0, 1e4))
         time = {"tok_slope_below": rng.choice((0.0, 4e-4, 9e-4)), "tok_slope_above": 5e-4, "tok_knee": knee, "b0": rng.choice((1e-4, 9e-3))}
@@ -332,7 +355,11 @@ def test_no_packing_of_prompts_beats_its_shares(prefill_first: bool) -> None:
         g_per_j, g_per_s = prices(rng, slices)
         isl = np.array([r.isl for r in queue], np.int32)
         watts = held(rng)
-        shares = PrefillShares(PrefillTime(**time), PrefillEnergy(**energy), watts, isl, float(budget), prefill_first)
+        module: PrefillForm = PrefillTime(**time)
+        if form != "study":
+            time, module = other_prefill(rng, form, budget, int(isl.max()))
+        steps = module, PrefillEnergy(**energy), watts, isl, float(budget)
+        shares = PaddedPrefillShares(*steps) if padded else PrefillShares(*steps, prefill_first)
         least = shares.least(g_per_j, g_per_s)(0, slices)[0]
         bound = least[np.searchsorted(shares.lengths, isl)].sum()
         costs = []
@@ -341,11 +368,14 @@ def test_no_packing_of_prompts_beats_its_shares(prefill_first: bool) -> None:
             while waiting:
                 admitted = [waiting.pop()]
                 while waiting and rng.random() < 0.7:
-                    if prefill_first and sum(r.isl for r in admitted) + waiting[-1].isl > budget:
+                    together = [r.isl for r in [*admitted, waiting[-1]]]
+                    if prefill_first and (len(together) * max(together) if padded else sum(together)) > budget:
                         break
                     admitted.append(waiting.pop())
-                for pieces in pack_prompts(admitted, budget):
-                    new, squares = sum(n for _, _, n in pieces), sum((c + n) ** 2 - c * c for _, c, n in pieces)
+                for pieces in (pack_padded if padded else pack_prompts)(admitted, budget):
+                    longest = max(n for _, _, n in pieces)
+                    computed = [(c, longest if padded else n) for _, c, n in pieces]
+                    new, squares = sum(n for _, n in computed), sum((c + n) ** 2 - c * c for c, n in computed)
                     at = rng.randint(at, slices - 1)  # steps follow one another
                     seconds = t_pre(time, new, len(pieces), squares)
                     spent += g_per_j[at, 0, 0] * drawn_j(e_pre(energy, new, squares), seconds, *watts) + g_per_s[at, 0, 0] * seconds
@@ -369,7 +399,7 @@ def test_a_prompt_costs_no_more_than_it_does_alone() -> None:
     np.testing.assert_allclose(only.least(np.ones((1, 2, 1)), np.zeros((1, 2, 1)))(0, 1)[0], 0.03 * only.lengths + 1e-6 * only.lengths**2)
 
 
-@pytest.mark.parametrize("form", ["study", "two_piece"])
+@pytest.mark.parametrize("form", ["study", "two_piece", "piecewise", "table"])
 def test_no_batch_beats_its_shares(form: str) -> None:
     rng, n = random.Random(form), 30
     for _ in range(25):
@@ -387,7 +417,17 @@ def test_no_batch_beats_its_shares(form: str) -> None:
         energy = {"e_dec0": rng.choice((0.0, 3.0)), "e_dec_req": 0.1, "e_dec_kv": rng.choice((0.0, 1e-4))}
         energy |= {"e_dec_req_below": 0.4, "batch_knee": 7.6} if form == "two_piece" else {}
         watts = held(rng)
-        seconds, joules = (TwoPieceDecodeTime if form == "two_piece" else DecodeTime)(**time), DecodeEnergy(**energy)
+        if form == "piecewise":
+            knots = sorted(rng.uniform(1.0, 40.0) for _ in range(rng.randint(0, 4)))
+            time = {"alpha0": 14e-3, "batch_knots": knots, "batch_slopes": [rng.choice((0.0, 1e-4, 2e-3)) for _ in [*knots, None]]}
+            time |= {"beta0": rng.choice((0.0, 3e-8)), "beta1": 1e-6}
+        elif form == "table":
+            contexts = rng.choice((None, [1.0, 900.0], [5.0, 60.0, 800.0, 2500.0]))
+            grid = 14e-3 + np.cumsum(np.cumsum(np.random.default_rng(rng.randrange(99)).exponential(2e-3, (4, len(contexts or [1]))), 0), 1)
+            time = {"batch": [1.0, *sorted(rng.sample(range(2, 60), 3))], "mean_ctx": contexts}
+            time["time_s"] = (grid if contexts else grid[:, 0]).tolist()
+        seconds = TypeAdapter(DecodeTable).validate_python({"form": form, **time}).model()
+        joules = DecodeEnergy(**energy)
         g_per_j, g_per_s = prices(rng, slices)
         shares = DecodeShares(seconds, joules, watts, isl, osl, most, float(kv))
         least = shares.least(g_per_j, g_per_s)(0, slices)[0]
@@ -406,7 +446,8 @@ def test_no_batch_beats_its_shares(form: str) -> None:
             cost = g_per_j[at, 0, 0] * drawn_j(float(joules(b, k)), step_s, *watts) + g_per_s[at, 0, 0] * step_s
             assert np.interp(contexts, shares.contexts, least).sum() <= cost + 1e-9 * (1 + abs(cost))
         # Where the cache holds any batch and idling no step, a token's cost is that of the best batch of its like, by enumeration.
-        if slices == 1 and kv == 10**6 and watts.idle == 0 and (watts.most > 1e6 or g_per_j[0, 0, 0] > 0):
+        bounded = form != "table" and watts.idle == 0 and (watts.most > 1e6 or g_per_j[0, 0, 0] > 0)
+        if slices == 1 and kv == 10**6 and bounded:
             sizes, contexts = np.arange(1.0, min(most, len(decoding)) + 1)[:, None], shares.contexts
             step_s = np.asarray(seconds(sizes, sizes * contexts))
             drawn = np.minimum(joules(sizes, sizes * contexts), watts.most * step_s)

@@ -10,7 +10,7 @@ from tests.oracle.policies import Means
 from tests.oracle.random_scenarios import KINDS, random_scenario
 from tests.oracle.records import Request
 from tests.oracle.simulator import simulate
-from tests.oracle.small_worlds import NO_DEC, NO_PRE, scenario, scheduler, snapshot, two_dcs
+from tests.oracle.small_worlds import FLAT_E_PRE, NO_DEC, NO_PRE, scenario, scheduler, snapshot, two_dcs
 from tests.oracle.timeline import window_of
 
 ROUNDING = 1e-9  # sums of a few thousand float64 terms
@@ -60,6 +60,28 @@ class TestEngine:
         r = simulate(scenario([(0.0, 6, 1), (0.0, 12, 1), (0.0, 5, 1), (0.0, 5, 1)], batching="prefill_first", max_num_batched_tokens=10))
         assert r.admit_s == [0.0, 1.0, 3.0, 3.0]  # the 12 tokens take two steps
         assert r.finish_s == [1.0, 3.0, 4.0, 4.0]
+
+    def test_padded_steps_hold_whole_prompts_and_are_longer(self):
+        """Budget 8: 3 and 4 tokens take 2 * 4; with 2 more it would be 3 * 4, so they open a step, which 5 more, at 2 * 5, do not join."""
+        s = scenario([(0.0, 3, 1), (0.0, 4, 1), (0.0, 2, 1), (0.0, 5, 1)], max_num_batched_tokens=8, token_count="padded")
+        s = replace(s, t_pre=NO_PRE | {"tok_slope_below": 0.125, "tok_knee": 99.0, "b1": 1.0, "b2": 1 / 64}, e_pre=FLAT_E_PRE)
+        r = simulate(s)
+        first, second, third = 8 / 8 + 2 + 2 * 16 / 64, 2 / 8 + 1 + 4 / 64, 5 / 8 + 1 + 25 / 64
+        assert r.first_token_s == [first, first, first + second, first + second + third]
+        assert sum(interval[0]["prefill_j"] for interval in r.ledger) == (8 + 8) + (8 + 2) + (8 + 5)
+
+    def test_a_padded_step_pads_the_rest_of_a_split_prompt_too(self):
+        """Budget 4: a prompt of 5 fills a step by itself; its rest of 1, with 4 cached, and 2 tokens of the next take 2 * 2."""
+        s = scenario([(0.0, 5, 1), (0.0, 2, 1)], max_num_batched_tokens=4, token_count="padded", t_pre=NO_PRE | {"b0": 1.0, "b2": 1 / 64})
+        first, second = 1 + 16 / 64, 1 + ((4 + 2) ** 2 - 4**2 + 2**2) / 64
+        assert simulate(s).first_token_s == [first + second, first + second]
+
+    @pytest.mark.parametrize(("token_count", "admit"), [("sum", [0.0, 0.0, 0.0, 1.0]), ("padded", [0.0, 0.0, 1.0, 1.0])])
+    def test_prefill_first_admits_by_count_times_longest(self, token_count: str, admit: list[float]):
+        """Budget 10: 1 + 4 + 3 tokens, but 3 * 4 padded."""
+        requests = [(0.0, 1, 1), (0.0, 4, 1), (0.0, 3, 1), (0.0, 3, 1)]
+        s = scenario(requests, batching="prefill_first", max_num_batched_tokens=10, token_count=token_count)
+        assert simulate(s).admit_s == admit
 
     def test_kv_limit_blocks_those_behind(self):
         r = simulate(scenario([(0.0, 4, 4), (0.0, 3, 2), (0.0, 1, 1)], kv_capacity_tokens=10))

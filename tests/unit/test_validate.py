@@ -84,7 +84,8 @@ def exact_shares(path: Path, limits: Mapping[str, int]) -> Floats:
     t_dec = {**c.decode_time.model_dump(exclude={"form", "alpha1_below", "batch_knee"})}
     power = {"tp": c.setup.tp, "idle_w_per_gpu": c.power.idle_w_per_gpu, "max_w_per_gpu": c.power.max_w_per_gpu}
     energies = power | {"e_pre": c.prefill_energy.model_dump(), "e_dec": c.decode_energy.model_dump(exclude_none=True)}
-    world = SimpleNamespace(batching="prefill_first", t_pre=c.prefill_time.model_dump(), t_dec=t_dec, **energies, **limits)
+    times = {"t_pre": c.prefill_time.model_dump(), "t_dec": t_dec}
+    world = SimpleNamespace(batching="prefill_first", token_count="sum", **times, **energies, **limits)
     engine, out = Engine(world), np.zeros(len(read))  # type: ignore[arg-type]
     drive(engine, [Request(i, 0, a, int(n), int(o), dc_arrival_s=a) for i, (a, n, o) in enumerate(zip(read.arrival_s, read.isl, read.osl))])
     for step in engine.steps:
