@@ -70,7 +70,11 @@ def test_metrics_by_the_tables(label: str, warm: Results, cold: Results) -> None
     assert got["carbon_g"] == pytest.approx(spent["carbon_g"].sum(), rel=1e-12)
     assert got["facility_energy_j"] == pytest.approx(spent["facility_j"].sum(), rel=1e-12)
     last_ci = ledger["ci_g_per_kwh"].to_numpy()[-2:]
-    assert got["carbon_with_drain_g"] - got["carbon_g"] >= got["drain_energy_j"] * 1.1 * last_ci.min() / J_PER_KWH > 0
+    drain_g, least_g, most_g = (
+        got["carbon_with_drain_g"] - got["carbon_g"],
+        *(got["drain_energy_j"] * np.array([1.1, 1.2]) * last_ci / J_PER_KWH),
+    )
+    assert 0 < least_g * (1 - 1e-9) <= drain_g <= most_g * (1 + 1e-9)  # all of it at the clean site, or at the dirty one
     assert got["drain_energy_j"] == pytest.approx(cold[label].summary["metrics"]["drain_energy_j"], rel=1e-12)
     engines = warm[label].engines[["prefill_s", "decode_s", "idle_s"]]
     np.testing.assert_allclose(engines.sum(axis=1), HORIZON_S - WARM_S, rtol=1e-12)
