@@ -29,7 +29,7 @@ def decide_batch(g: Scheduler, batch: list[Request], decided_s: float, *, handed
         dcs, by_carbon, in_turn = _with_fallback(p, plan)
     g.dispatch_batch(batch, dcs, decided_s)
     objective = plan.objective if plan else math.nan
-    return Batch(decided_s, g.index, len(batch), status, objective, by_carbon, in_turn, min(p.margins, default=math.inf))
+    return Batch(decided_s, g.index, len(batch), status, objective, by_carbon, in_turn, min(p.margins, default=math.inf), handed)
 
 
 class Problem:

@@ -55,3 +55,4 @@ class Batch:
     by_carbon: int  # requests that the fallback sent to a feasible DC, the one of lowest CI
     in_turn: int  # requests that the fallback sent to the next DC in round-robin order
     margin: float  # how near the batch was to being decided otherwise, relative: SLOs, and the second-best assignment
+    handed: bool  # whether the scheduler placed it anew, as the owner of the DCs it was sent to
