@@ -5,9 +5,11 @@ polls"): savings and violations side by side, and which way is best where.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,7 +21,7 @@ from jaxserve.studies.comparison import with_shares
 from jaxserve.studies.measure import Progress, measure
 from jaxserve.studies.readings import AS_SHIPPED
 from jaxserve.studies.setups import BASELINE, MODELS, Group, Model, Policy, Variant, policies_of, warmup_s
-from jaxserve.studies.tables import markdown, where
+from jaxserve.studies.tables import markdown, names, where
 
 KNOWN = {
     "unknown, snapshot": {"dispatch.peers": "unknown", "dispatch.view": "snapshot"},
@@ -35,6 +37,7 @@ LOW_POLLS_S = (1.0, 5.0)
 SCHEDULERS = (4, 8)
 HORIZON_S = 60.0
 PART = "knowledge"
+PLACE = ["model", "schedulers", "load", "policy", "known", "poll"]
 WITHIN = ((2.0, 0.01, 0.97), (5.0, 0.02, 0.90))
 """For polls of up to so many seconds: most violations, and least share of the saving that the same policy has with `PLAIN`."""
 
@@ -88,17 +91,11 @@ def _variants(
 def study(
     models: Sequence[str], seeds: Sequence[int], horizon_s: float, *, out: Path, jobs: int, command: str, progress: Progress
 ) -> pd.DataFrame:
-    """Measure `models` and write `knowledge.md` and `knowledge.png` to `out`; returns a row a run. Goes on from what `out` holds.
+    """Measure `models` and write `knowledge.md` and `knowledge.png` to `out`; returns `means`. Goes on from what `out` holds.
 
     Raises `InputError`.
     """
-    runs = with_shares(measure(list(groups(models, seeds, horizon_s)), out, jobs, progress))
-    runs = runs[runs["policy"] != BASELINE].copy()
-    parts = runs["setting"].str.split(" | ", regex=False, expand=True)
-    runs["schedulers"], runs["poll"], runs["known"] = parts[0], parts[1], parts[2]
-    runs = runs.groupby(["model", "schedulers", "load", "policy", "poll", "known"], sort=False, as_index=False)[
-        ["saving", "slo_violation", "idle_share", "ttft_p99_s"]
-    ].mean()
+    runs = means(with_shares(measure(list(groups(models, seeds, horizon_s)), out, jobs, progress)))
     save_png(figure(runs), out / "knowledge.png")
     try:
         (out / "knowledge.md").write_text(report(runs, command, horizon_s, len(seeds)), encoding="utf-8")
@@ -107,8 +104,19 @@ def study(
     return runs
 
 
+def means(runs: pd.DataFrame) -> pd.DataFrame:
+    """Means over seeds of runs `with_shares`, a row for each of PLACE."""
+    values: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+    for row in runs.to_dict("records"):
+        if row["policy"] != BASELINE:
+            schedulers, poll, known = row["setting"].split(" | ")
+            place = (row["model"], schedulers, row["load"], row["policy"], known, poll)
+            values.setdefault(place, []).append((row["saving"], row["slo_violation"]))
+    return pd.DataFrame([(*place, *np.mean(pairs, axis=0)) for place, pairs in values.items()], columns=[*PLACE, "saving", "slo_violation"])
+
+
 def report(runs: pd.DataFrame, command: str, horizon_s: float, seeds: int) -> str:
-    """The tables: `runs` are means over seeds."""
+    """The tables, from `means` over so many seeds."""
     polls = [f"{poll_s:g} s" for poll_s in POLLS_S]
     text = [
         "# What schedulers know between polls, and what it is worth",
@@ -117,50 +125,42 @@ def report(runs: pd.DataFrame, command: str, horizon_s: float, seeds: int) -> st
         "## What holds everywhere",
         _held(runs),
     ]
-    for (model, schedulers), mine in runs.groupby(["model", "schedulers"], sort=False):
-        rows = []
-        for (load, policy, known), cells in mine.groupby(["load", "policy", "known"], sort=False):
-            by_poll = {poll: f"{100 * s:.1f} / {100 * v:.2f}" for poll, s, v in zip(cells["poll"], cells["saving"], cells["slo_violation"])}
-            rows.append([str(load), str(policy), str(known), *(by_poll.get(poll, "") for poll in polls)])
-        order = {load: i for i, load in enumerate(MODELS[str(model)].loads)}
-        rows.sort(key=lambda row: (order[row[0]], row[1]))
+    for model, schedulers in product(names(runs, "model"), names(runs, "schedulers")):
+        mine, rows = where(runs, model=model, schedulers=schedulers), []
+        for load, policy, known in product(MODELS[model].loads, names(mine, "policy"), names(mine, "known")):
+            cells = where(mine, load=load, policy=policy, known=known).to_dict("records")
+            by_poll = {row["poll"]: f"{100 * row['saving']:.1f} / {100 * row['slo_violation']:.2f}" for row in cells}
+            if by_poll:
+                rows.append([load, policy, known, *(by_poll.get(poll, "") for poll in polls)])
         text += [f"## {model}, {schedulers}", markdown(["load", "policy", "peers, view", *polls], rows, text=(0, 1, 2))]
     return "\n\n".join(text) + "\n"
 
 
 def _held(runs: pd.DataFrame) -> str:
     """For each policy and way to know: worst violation and least share of the plain way's saving, at moderate and high load."""
-    heavy = runs[runs["load"] != "low"]
-    keys = ["model", "schedulers", "load", "policy", "poll"]
-    plain = where(heavy, known=PLAIN).set_index(keys)["saving"]
+    heavy = [row for row in runs.to_dict("records") if row["load"] != "low"]
+    world = ("model", "schedulers", "load", "policy", "poll")
+    plain = {tuple(row[name] for name in world): row["saving"] for row in heavy if row["known"] == PLAIN}
     rows, least_s = [], 0.0
     for poll_s, violation, share in WITHIN:
-        polls = [f"{p:g} s" for p in POLLS_S if least_s < p <= poll_s]
-        for (policy, known), mine in heavy[heavy["poll"].isin(polls)].groupby(["policy", "known"], sort=False):
-            ratio = mine["saving"].to_numpy() / plain.loc[list(mine[keys].itertuples(index=False, name=None))].to_numpy()
-            inside = (mine["slo_violation"].to_numpy() < violation) & (ratio >= share)
-            worst, least = 100 * mine["slo_violation"].max(), 100 * ratio.min()
-            asked = f"< {100 * violation:g} %, >= {100 * share:g} %"
-            told = [str(policy), str(known), f"{inside.sum()} of {len(mine)}", f"{worst:.2f} %", f"{least:.0f} %"]
-            rows.append([f"over {least_s:g} to {poll_s:g} s", asked, *told])
+        polls = {f"{p:g} s" for p in POLLS_S if least_s < p <= poll_s}
+        for policy, known in product(names(runs, "policy"), names(runs, "known")):
+            mine = [row for row in heavy if (row["policy"], row["known"]) == (policy, known) and row["poll"] in polls]
+            ratios = [row["saving"] / plain[tuple(row[name] for name in world)] for row in mine]
+            inside = sum(row["slo_violation"] < violation and ratio >= share for row, ratio in zip(mine, ratios, strict=True))
+            if mine:
+                worst = 100 * max(row["slo_violation"] for row in mine)
+                told = [policy, known, f"{inside} of {len(mine)}", f"{worst:.2f} %", f"{100 * min(ratios):.0f} %"]
+                rows.append([f"over {least_s:g} to {poll_s:g} s", f"< {100 * violation:g} %, >= {100 * share:g} %", *told])
         least_s = poll_s
-    head = [
-        "polls",
-        "asked: violated, of plain saving",
-        "policy",
-        "peers, view",
-        "worlds within both",
-        "worst violated",
-        "least of plain saving",
-    ]
-    return f"Moderate and high load of all models, with {SCHEDULERS[0]} and {SCHEDULERS[1]} schedulers.\n\n" + markdown(
-        head, rows, text=(0, 1, 2, 3)
-    )
+    head = ["polls", "asked: violated, of plain saving", "policy", "peers, view", "worlds within", "worst violated", "least of plain"]
+    intro = f"Moderate and high load of all models, with {SCHEDULERS[0]} and {SCHEDULERS[1]} schedulers; plain is {PLAIN}."
+    return f"{intro}\n\n{markdown(head, rows, text=(0, 1, 2, 3))}"
 
 
 def figure(runs: pd.DataFrame) -> Figure:
-    """Saving against violations, a panel a model at high load: a line a policy and way to know over the polls, the longest marked last."""
-    models = list(dict.fromkeys(runs["model"]))
+    """Saving against violations, a panel a model at high load: a line a policy and way to know, over the polls."""
+    models = names(runs, "model")
     fig = blank_figure(4.2 * len(models) + 2.4, 4.4)
     axes = fig.subplots(1, len(models), squeeze=False)[0]
     for ax, model in zip(axes, models, strict=True):
@@ -173,7 +173,9 @@ def figure(runs: pd.DataFrame) -> Figure:
 
 
 def _panel(runs: pd.DataFrame, ax: Axes) -> Axes:
-    for place, ((policy, known), mine) in enumerate(runs.groupby(["policy", "known"], sort=False)):
-        ax.plot(100 * mine["slo_violation"], 100 * mine["saving"], lw=0.8, label=f"{policy}: {known}", **style(place))
+    for place, (policy, known) in enumerate(product(names(runs, "policy"), names(runs, "known"))):
+        mine = sorted(where(runs, policy=policy, known=known).to_dict("records"), key=lambda row: float(row["poll"].split()[0]))
+        x, y = ([100 * row[name] for row in mine] for name in ("slo_violation", "saving"))
+        ax.plot(x, y, lw=0.8, label=f"{policy}: {known}", **style(place))
     violation_axis(ax, runs["slo_violation"].to_numpy())
     return finish_axes(ax)
