@@ -16,6 +16,7 @@ GAP = 1e-9
 REORDERED = 1e-9
 
 
+@pytest.mark.slow  # whole runs are decided alike by either in test_batches
 @pytest.mark.parametrize("kind", ["green_llm", "ilp", "iterative_ilp", "facility_milp"])
 def test_same_decisions(kind: str) -> None:
     solved = fell_back = 0

@@ -10,11 +10,7 @@ from tests.solvers.recorded import Recorder, record, stacked
 
 SMALL = ("sites.*.nodes=1", "horizon_s=2.0", "warmup_s=0.0")  # a quarter of the fleet
 LOADS = {"study-llama": (300.0, 600.0, 1000.0), "study-qwen": (600.0, 1000.0), "study-mixtral": (150.0, 300.0, 500.0)}
-SHORT = [  # the small form
-    ("study-llama", 1000.0),
-    pytest.param("study-qwen", 600.0, marks=pytest.mark.slow),
-    pytest.param("study-mixtral", 300.0, marks=pytest.mark.slow),
-]
+SHORT = [("study-llama", 1000.0), ("study-qwen", 600.0), ("study-mixtral", 300.0)]  # the small form
 EVERY = [pytest.param(s, 4 * rate, marks=pytest.mark.benchmark) for s, rates in LOADS.items() for rate in rates]
 # Sums of a hundred costs in another order.
 ROUNDING = 1e-9
@@ -37,6 +33,7 @@ def agree(recorder: Recorder, exact: float, sample: int) -> None:
         np.testing.assert_allclose(answer.objective, objective, rtol=exact)
 
 
+@pytest.mark.slow  # random windows of this size are compared in test_device
 @pytest.mark.parametrize(("scenario", "rate"), SHORT)
 @pytest.mark.parametrize(("kind", "exact"), [("ilp", 1e-6), ("facility_milp", GAP)])
 def test_three_back_ends_agree(scenario: str, rate: float, kind: str, exact: float):
