@@ -17,7 +17,9 @@ from tests.cli.helpers import ABSENT, GRID, TRACE, Refuse, write_scenario
 
 HEAD, AZURE = "arrival_s,isl,osl\n", "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 HOURS = "datetime_utc,FR,PL\n2022-01-04T10:00Z,1,2\n2022-01-04T11:00Z,3,4\n2022-01-04T12:00Z,5,6\n"
-INLINE: dict[str, Any] = load_coefficients("llama-3.1-8b_tp1_a100").model_dump(exclude={"source", "fit", "valid_range"}, exclude_none=True)
+INLINE: dict[str, Any] = load_coefficients("llama-3.1-8b_tp1_a100").model_dump(
+    exclude={"source", "fit", "valid_range", "prefill_time"}, exclude_none=True
+) | {"prefill_time": {"form": "study", "tok_slope_below": 4e-5, "tok_slope_above": 6e-5, "tok_knee": 320.0, "b0": 9e-3}}
 
 # Id: (bytes of trace.csv, further workload fields, what the sentence must hold beside the file's name).
 TRACES: dict[str, tuple[str | bytes, dict[str, Any], tuple[str, ...]]] = {

@@ -142,10 +142,11 @@ def test_clean_beyond_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
     outcome = call(capsys, monkeypatch, "run", path, "--out", tmp_path / "out")
     assert outcome.code == 0, outcome.err
     whole = json.loads((tmp_path / "out" / "summary.json").read_text())["policies"]
-    for kind in (str(policy["kind"]) for policy in policies):
-        dcs = pd.read_parquet(tmp_path / "out" / kind / "requests.parquet", columns=["dc"])["dc"].astype(str)
-        assert np.mean(dcs == "clean") > 0.9, kind
-        assert whole[kind]["fallback_round_robin"] == 0
+    assert len(whole) == len(policies)
+    for label, told in whole.items():
+        dcs = pd.read_parquet(tmp_path / "out" / label / "requests.parquet", columns=["dc"])["dc"].astype(str)
+        assert np.mean(dcs == "clean") > 0.9, label
+        assert told["fallback_round_robin"] == 0
 
 
 def test_without_energy_in_log_or_coefficients_nothing_is_compared() -> None:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.perf.coefficients import load_coefficients
+from jaxserve.perf.coefficients import Coefficients, load_coefficients
+from jaxserve.perf.step_times import PrefillTimeCoefficients
 from jaxserve.scenario.compile import Compiled, build_fleet, compile_scenario, decision_times
 from jaxserve.scenario.load import load_scenario, parse_scenario
 from jaxserve.scenario.spec import Scenario
@@ -212,8 +213,14 @@ def test_the_fingerprint_is_of_what_was_read() -> None:
 # --- Step times within the engine's limits
 
 
+def with_one_knee() -> Coefficients:
+    """Shipped coefficients with a prefill of the study's form."""
+    prefill = PrefillTimeCoefficients(tok_slope_below=4e-5, tok_slope_above=6e-5, tok_knee=320.0, b0=9e-3)
+    return load_coefficients("llama-3.1-8b_tp1_a100").model_copy(update={"prefill_time": prefill})
+
+
 def test_shortest_steps_by_hand() -> None:
-    base = load_coefficients("llama-3.1-8b_tp1_a100")
+    base = with_one_knee()
     falling = base.model_copy(
         update={
             "decode_time": base.decode_time.model_copy(
@@ -237,7 +244,7 @@ def test_shortest_steps_by_hand() -> None:
 
 
 def test_a_bound_of_prefill_steps_that_is_none_too_high() -> None:
-    base = load_coefficients("llama-3.1-8b_tp1_a100")
+    base = with_one_knee()
     rng = np.random.default_rng(0)
     for _ in range(50):
         update = {"b1": rng.normal(0, 1e-4), "b2": rng.normal(0, 1e-10), "tok_knee": rng.uniform(0, 9000)}
