@@ -64,7 +64,7 @@ class IterativeIlp(AbstractFormulation):
         )
         shared = jax.tree.map(lambda _: None, view)
         axes = eqx.tree_at(lambda v: (v.batch, v.queued_tokens, v.cached), shared, (0, 0, 0), is_leaf=lambda axis: axis is None)
-        feasible = jax.vmap(lambda v, i, o: estimate(v, i, o).feasible, in_axes=(axes, 0, 0))(rows, batch.isl, batch.osl)
+        feasible = batch.open & jax.vmap(lambda v, i, o: estimate(v, i, o).feasible, in_axes=(axes, 0, 0))(rows, batch.isl, batch.osl)
         cost = _grams(view, jax.vmap(energy_j, in_axes=(axes, 0, 0))(rows, batch.isl, batch.osl))
         # A request that no DC can serve any more keeps its DC; one that was in no earlier solve is in none.
         again = jnp.where(jnp.any(feasible, axis=1, keepdims=True), feasible, mine) & (placed >= 0)[:, None]
