@@ -14,7 +14,7 @@ from jaxserve.engine.simulate import Simulation
 from jaxserve.policies.optimise import Solved
 from jaxserve.policies.plans import Outlook
 from jaxserve.policies.registry import build_policy, resolve_policies
-from jaxserve.scenario.compile import batch_decision_times, close_windows, decision_times
+from jaxserve.scenario.decisions import batch_decision_times, close_windows, decision_times
 from jaxserve.scenario.spec import AffineLatency, FixedLatency, NoLatency, Scenario
 from jaxserve.solvers.problem import STATUSES
 from tests.oracle.model import OracleScenario

@@ -9,7 +9,8 @@ import pytest
 from jaxserve.errors import InputError
 from jaxserve.perf.coefficients import Coefficients, load_coefficients
 from jaxserve.perf.step_times import PrefillTimeCoefficients
-from jaxserve.scenario.compile import Compiled, build_fleet, compile_scenario, decision_times
+from jaxserve.scenario.compile import Compiled, build_fleet, compile_scenario
+from jaxserve.scenario.decisions import decision_times
 from jaxserve.scenario.load import load_scenario, parse_scenario
 from jaxserve.scenario.spec import Scenario
 from tests.cli.helpers import changed

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from jaxserve.engine.lane import Lane, Requests, Windows
 from jaxserve.engine.model import Sizes
 from jaxserve.engine.transit import _window_end
-from jaxserve.scenario.compile import batch_decision_times, close_windows, compile_scenario
+from jaxserve.scenario.compile import compile_scenario
+from jaxserve.scenario.decisions import batch_decision_times, close_windows
 from jaxserve.scenario.load import parse_scenario
 from jaxserve.scenario.spec import AffineLatency, FixedLatency, MeasuredLatency, NoLatency, Scenario
 from tests.cli.helpers import changed
