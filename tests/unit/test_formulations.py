@@ -154,6 +154,13 @@ class TestIterativeIlp:
         assert ask(IterativeIlp(3), view, batch, [0, 0]).feasible[:2].tolist() == [[False, True, False]] * 2
         assert ask(IterativeIlp(3), view, batch, [0, -1]).feasible[:2].tolist() == [[True, True, False], [False] * 3]
 
+    def test_a_dc_that_is_not_open_serves_nobody(self) -> None:
+        """The same two requests with a near DC more that is not open to them: they do not flee to it, but keep their own."""
+        batch = eqx.tree_at(lambda b: b.open, batch_of([4.0, 2.0], 2.0), jnp.array([True, False, False]))
+        view = view_of(fleet_with(slo_tpot_s=0.0125), [{}, {}, FAR], MEANS)
+        assert ask(IterativeIlp(3), view, batch).feasible[:2].tolist() == [[True, False, False]] * 2
+        assert ask(IterativeIlp(3), view, batch, [0, 0]).feasible[:2].tolist() == [[True, False, False]] * 2
+
 
 class TestFacilityMilp:
     """Four requests, all but the last of which two DCs can serve; the last is too long for any. 3, 2 and 2 engines, 0, 0.75, 2 running."""
