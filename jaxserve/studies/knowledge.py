@@ -176,6 +176,7 @@ def _panel(runs: pd.DataFrame, ax: Axes) -> Axes:
     for place, (policy, known) in enumerate(product(names(runs, "policy"), names(runs, "known"))):
         mine = sorted(where(runs, policy=policy, known=known).to_dict("records"), key=lambda row: float(row["poll"].split()[0]))
         x, y = ([100 * row[name] for row in mine] for name in ("slo_violation", "saving"))
-        ax.plot(x, y, lw=0.8, label=f"{policy}: {known}", **style(place))
+        mark = style(place)
+        ax.plot(x, y, lw=0.8, color=mark["mec"], label=f"{policy}: {known}", **mark)
     violation_axis(ax, runs["slo_violation"].to_numpy())
     return finish_axes(ax)
