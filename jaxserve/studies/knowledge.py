@@ -20,7 +20,7 @@ from jaxserve.scenario.load import load_scenario
 from jaxserve.studies.comparison import with_shares
 from jaxserve.studies.measure import Progress, measure
 from jaxserve.studies.readings import AS_SHIPPED
-from jaxserve.studies.setups import BASELINE, MODELS, Group, Model, Policy, Variant, policies_of, warmup_s
+from jaxserve.studies.setups import BASELINE, MODELS, Group, Model, Policy, Variant, at_loads, policies_of, warmup_s
 from jaxserve.studies.tables import markdown, names, where
 
 KNOWN = {
@@ -82,10 +82,8 @@ def _topology(model: Model, schedulers: int) -> dict[str, Any]:
 def _variants(
     model: Model, seed: int, horizon_s: float, settings: dict[str, dict[str, Any]], loads: Sequence[str] | None = None
 ) -> Iterator[Variant]:
-    for load in loads or model.loads:
-        for setting, values in settings.items():
-            timing = {"seed": seed, "horizon_s": horizon_s, "warmup_s": warmup_s(horizon_s)}
-            yield Variant(load, setting, seed, {**timing, "workload.rate_req_per_s": model.loads[load], **values})
+    for setting, values in settings.items():
+        yield from at_loads(model, loads or model.loads, setting, seed, horizon_s, values)
 
 
 def study(

@@ -102,7 +102,7 @@ def groups(models: Sequence[str], seeds: Sequence[int], horizon_s: float) -> lis
         model = MODELS[name]
         short_s = max(1.0, round(SHORT_SHARE * horizon_s))
         policies = policies_of(model.scenario)
-        by_load = [v for seed in seeds for v in _at_loads(model, model.loads, AS_SHIPPED, seed, horizon_s, {})]
+        by_load = [v for seed in seeds for v in at_loads(model, model.loads, AS_SHIPPED, seed, horizon_s, {})]
         for label, policy in policies.items():
             mine = [v for v in by_load if label not in ONE_SEED or v.seed == seeds[0]]
             found.append(Group(name, "load", model.scenario, label, _heaviest_first([(policy, v) for v in mine])))
@@ -138,9 +138,10 @@ def _timing(seed: int, horizon_s: float) -> dict[str, Any]:
     return {"seed": seed, "horizon_s": horizon_s, "warmup_s": warmup_s(horizon_s)}
 
 
-def _at_loads(
+def at_loads(
     model: Model, loads: Sequence[str] | Mapping[str, float], setting: str, seed: int, horizon_s: float, values: Mapping[str, Any]
 ) -> Iterator[Variant]:
+    """One run at each of `loads`, with `values` changed."""
     for load in loads:
         own = {**_timing(seed, horizon_s), "workload.rate_req_per_s": model.loads[load], **values}
         yield Variant(load, setting, seed, own)
@@ -155,25 +156,25 @@ def _settings(model: Model, seed: int, horizon_s: float, *, sees: bool) -> Itera
 
     A policy that `sees` nothing is left out where nothing else changes for it.
     """
-    yield from _at_loads(model, model.loads, AS_SHIPPED, seed, horizon_s, {})
+    yield from at_loads(model, model.loads, AS_SHIPPED, seed, horizon_s, {})
     for cv, loads in ((0.0, ["moderate"]), (0.31, model.loads), (0.94, model.loads)):
         grid = {"kind": "constant", "ci_g_per_kwh": spread_ci(model.scenario, cv)}
-        yield from _at_loads(model, loads, f"CI of CV {cv:g}", seed, horizon_s, {"grid": grid})
+        yield from at_loads(model, loads, f"CI of CV {cv:g}", seed, horizon_s, {"grid": grid})
     if sees:
         for poll_s in (0.5, 2.0, 5.0):
-            yield from _at_loads(model, ["moderate"], f"poll {poll_s:g} s", seed, horizon_s, {"provisioner.poll_s": poll_s})
-        yield from _at_loads(model, ["moderate", "high"], "OSL noise", seed, horizon_s, {"osl_knowledge": {"kind": "noise"}})
+            yield from at_loads(model, ["moderate"], f"poll {poll_s:g} s", seed, horizon_s, {"provisioner.poll_s": poll_s})
+        yield from at_loads(model, ["moderate", "high"], "OSL noise", seed, horizon_s, {"osl_knowledge": {"kind": "noise"}})
 
 
 def _readings(model: Model, policy: Policy, seed: int, horizon_s: float) -> Iterator[tuple[Policy, Variant]]:
     scenario, _ = load_scenario(model.scenario)
     coefficients = scenario_table(model.scenario)["engine"]["coefficients"]
-    for variant in _at_loads(model, READ_AT, AS_SHIPPED, seed, horizon_s, {}):
+    for variant in at_loads(model, READ_AT, AS_SHIPPED, seed, horizon_s, {}):
         yield policy, variant
     for reading in readings():
         values = reading.scenario(scenario, coefficients) if reading.concerns(policy["kind"]) else None
         if values is not None:
-            for variant in _at_loads(model, READ_AT, reading.name, seed, horizon_s, values):
+            for variant in at_loads(model, READ_AT, reading.name, seed, horizon_s, values):
                 yield {**policy, **reading.policy}, variant
 
 
