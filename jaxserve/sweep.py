@@ -48,8 +48,8 @@ def _value(text: str) -> Any:
 def sweep(scenario: str | Path, axes: Mapping[str, Sequence[Any]], *, overrides: Sequence[str] = (), policy: int = 0) -> xr.Dataset:
     """Run the grid of all combinations of `axes` (dotted field path -> values) under one policy of the scenario.
 
-    All variants must share shapes: rates, seeds, alphas, carbon intensity, PUE, RTT, polling period, switches may vary; the number of
-    sites, nodes, GPUs, schedulers, `max_num_seqs`, window, ledger interval, horizon and the kind of policy may not.
+    All variants must share shapes: rates, seeds, alphas, carbon intensity, PUE, RTT, polling period, `max_num_seqs`, switches may vary; the
+    number of sites, nodes, GPUs, schedulers, window, ledger interval, horizon and the kind of policy may not.
     Returns a dataset with a dimension per axis (the last part of its path, or the whole path where two would clash)
     and the metrics of `jaxserve.analysis.fields`; `attrs["notes"]` has, line by line, what holds for all variants, and the axes that made
     no difference. Raises `InputError` for a variant that cannot run or does not fit the others.
@@ -180,7 +180,6 @@ def _shape(c: Compiled, case: Case) -> dict[str, Any]:
         "engines": c.fleet.n_engines,
         "engines a site": np.asarray(c.fleet.dc_members).shape,
         "schedulers": c.fleet.n_schedulers,
-        "engine.max_num_seqs": int(c.fleet.max_num_seqs),
         "engine.token_count": c.fleet.padded,
         "dispatch.window_s": c.scenario.dispatch.window_s,
         "ledger_s": c.ledger_windows,

@@ -1,9 +1,13 @@
 """What every test shares."""
 
 import importlib
+import os
 from collections.abc import Iterator
 
 import pytest
+
+# Before jax starts: one thread of XLA's a process. As many processes as cores run the tests, and small arrays gain nothing from more.
+os.environ.setdefault("NPROC", "1")
 
 from jaxserve.engine.programs import forget_programs_if_many
 

@@ -169,6 +169,7 @@ def run_pass(
         seen_cached=jnp.where(steps, s.cached, s.seen_cached),
         power=jnp.where(steps, energy / duration, s.power),
         power_prefill=jnp.where(steps, prefill, s.power_prefill),
+        crowded=s.crowded | (enters & (free == slots.shape[0])),
         slot_finish=slot_finish,
         slot_kv=slot_kv,
         dc_count=s.dc_count,

@@ -289,7 +289,7 @@ def _shift(state: State, n: int) -> State:
 
 
 def grow(state: State, old: Sizes, new: Sizes) -> State:
-    """Give the state the room of `new`: more requests, more places in transit."""
+    """Give the state the room of `new`: more requests, more places in transit, more slots."""
     none_old, none_new = old.requests, new.requests
     extra, places = none_new - none_old, new.transit - old.transit
 
@@ -300,12 +300,22 @@ def grow(state: State, old: Sizes, new: Sizes) -> State:
         column = np.asarray(column)
         return on_host(np.concatenate([column, np.repeat(column[-1:], extra)]))
 
+    def wider(slots: Any, blank: int) -> Array:
+        return on_host(np.pad(np.asarray(slots), ((0, 0), (0, new.slots - old.slots)), constant_values=blank))
+
     o, e, t = state.outcomes, state.engines, state.transit
     outcomes = type(o)(**{name: longer(getattr(o, name)) for name in o.__dataclass_fields__})
     return replace(
         state,
         outcomes=replace(outcomes, next=renumber(outcomes.next)),
-        engines=replace(e, head=renumber(e.head), builder=renumber(e.builder), tail=renumber(e.tail)),
+        engines=replace(
+            e,
+            head=renumber(e.head),
+            builder=renumber(e.builder),
+            tail=renumber(e.tail),
+            slot_finish=wider(e.slot_finish, -1),
+            slot_kv=wider(e.slot_kv, 0),
+        ),
         transit=type(t)(
             request=on_host(np.concatenate([renumber(t.request), np.full(places, none_new, np.int32)])),
             dc=on_host(np.concatenate([np.asarray(t.dc), np.full(places, e.dc_count.shape[0], np.int32)])),

@@ -82,9 +82,9 @@ class Fleet(eqx.Module):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Static shapes of the compiled chunk. Every one but `slots` is a capacity that the host grows when it proves too small."""
+    """Static shapes of the compiled chunk: capacities that the host grows when they prove too small."""
 
-    slots: int  # S: max_num_seqs
+    slots: int  # S
     requests: int  # R
     step_requests: int  # W
     transit: int  # C

@@ -94,7 +94,7 @@ class Compiled:
         requests = min(1.3 * rate * step_s * steps + CHUNK_REQUESTS, 1.0 * len(arrival))
         longest_rtt = float(np.max(self.fleet.rtt_s, initial=0.0))
         return Sizes(
-            slots=int(self.fleet.max_num_seqs),
+            slots=min(int(self.fleet.max_num_seqs), max(int(self.fleet.batch_capacity), FEW_SLOTS)),
             requests=roomy(max(requests + 256, FEW_REQUESTS), 8),
             step_requests=roomy(max(busiest, FEW_IN_A_STEP), 16),
             transit=round_up(rate * (longest_rtt + step_s) * 1.3 + 64, 64),
@@ -113,6 +113,8 @@ CHUNK_REQUESTS = 50_000
 512 engines, 4000 req/s, two cores, round-robin: 2.4 us a request, with twelve times as many 3.3 (greedy: 4.8 and 6.1).
 """
 
+FEW_SLOTS = 64
+"""Of an engine, to begin with, or as many as schedulers fill: every pass goes over all slots, and few batches reach an engine's limit."""
 FEW_REQUESTS, FEW_IN_A_STEP, FEW_STEPS = 512, 64, 64
 """Room that costs nothing when it stays empty: with no less, short and light runs of one fleet share their programs."""
 

@@ -1,6 +1,7 @@
 """Work spread over processes, a core each."""
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,7 +17,7 @@ def spread(work: Callable[[A], B], tasks: Sequence[A], jobs: int) -> Iterator[tu
         yield from ((task, work(task)) for task in tasks)
         return
     before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(min(jobs, len(tasks)), multiprocessing.get_context("spawn"), initializer=_leave_interrupts_to_parent)
+    pool = ProcessPoolExecutor(min(jobs, len(tasks)), multiprocessing.get_context("spawn"), initializer=_begin)
     try:
         futures = {pool.submit(work, task): task for task in tasks}
         for future in as_completed(futures):
@@ -29,5 +30,8 @@ def spread(work: Callable[[A], B], tasks: Sequence[A], jobs: int) -> Iterator[tu
     pool.shutdown()
 
 
-def _leave_interrupts_to_parent() -> None:
+def _begin() -> None:
+    # One thread of XLA's a process: with a core each, more only wait for one another (a run of the ILP at 4000 req/s: 5.6 CPU s, was 9.0).
+    os.environ["NPROC"] = "1"
+    # The parent takes interrupts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -164,7 +164,6 @@ def test_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
         (("--axis", "seed=1", "--policy", "-1"), ("policy: there is no policy number -1",)),
         (("--axis", "policies.0.alpha=0.5"), ("policies.0.alpha: there is no such field",)),
         (("--axis", "sites.0.nodes=1,2"), ("sweep: the variant 2 differs from the first in ", "engines")),
-        (("--axis", "engine.max_num_seqs=16,32"), ("differs from the first in engine.max_num_seqs",)),
         (("--axis", "horizon_s=4.0,8.0"), ("differs from the first in horizon_s",)),
         (("--axis", "seed=1", "--out", str(tmp_path)), ("exists already",)),
         (("--axis", "seed=1", "--out", str(tmp_path / "no" / "x.nc")), ("there is no folder",)),

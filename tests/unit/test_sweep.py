@@ -99,10 +99,10 @@ def test_what_may_vary(scenario: Path) -> None:
         "workload.rate_req_per_s": np.array([6.0, 12.0]),
         "provisioner.poll_s": [1.0, 2.0],
         "network.rtt_ms.here.there": [10.0],
-        "dispatch.ledger": ["off", "in-flight"],
+        "engine.max_num_seqs": [15, 16],
     }
     dataset = jaxserve.sweep(scenario, axes, policy=1)
-    assert dict(dataset.sizes) == {"rate_req_per_s": 2, "poll_s": 2, "there": 1, "ledger": 2}
+    assert dict(dataset.sizes) == {"rate_req_per_s": 2, "poll_s": 2, "there": 1, "max_num_seqs": 2}
     assert (dataset["requests"].sel(rate_req_per_s=6.0) < dataset["requests"].sel(rate_req_per_s=12.0)).all()
 
 
@@ -110,7 +110,6 @@ def test_what_may_vary(scenario: Path) -> None:
     ("axes", "what"),
     [
         ({"sites.0.nodes": [1, 2]}, "engines"),
-        ({"engine.max_num_seqs": [16, 17]}, "engine.max_num_seqs"),
         ({"dispatch.window_s": [0.1, 0.2]}, "dispatch.window_s"),
         ({"ledger_s": [1.0, 2.0]}, "ledger_s"),
         ({"horizon_s": [10.0, 20.0]}, "horizon_s"),
