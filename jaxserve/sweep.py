@@ -192,7 +192,7 @@ def _shape(c: Compiled, case: Case) -> dict[str, Any]:
 
 
 def _common(sizes: list[Sizes], n_engines: int) -> Sizes:
-    most = {name: max(getattr(s, name) for s in sizes) for name in ("slots", "requests", "step_requests", "transit", "passes")}
+    most = {name: max(getattr(s, name) for s in sizes) for name in ("stay", "requests", "step_requests", "transit", "passes")}
     steps = max(8, min(sizes[0].steps, int(8 * CHUNK_BYTES // (len(sizes) * most["passes"] * n_engines * 8))))
     return replace(sizes[0], **most, steps=steps)
 

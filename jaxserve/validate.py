@@ -23,7 +23,7 @@ from jaxserve.errors import InputError
 from jaxserve.perf.coefficients import Coefficients, load_coefficients
 from jaxserve.perf.request_log import RequestLog, parse_where, read_request_log
 from jaxserve.policies.simple import RoundRobin
-from jaxserve.scenario.compile import FEW_IN_A_STEP, FEW_SLOTS, build_fleet, chunk_steps, roomy, round_up
+from jaxserve.scenario.compile import FEW_IN_A_STEP, build_fleet, chunk_steps, most_stay, roomy, round_up
 from jaxserve.scenario.load import parse_scenario
 from jaxserve.scenario.rawfile import open_input
 
@@ -210,7 +210,7 @@ def _sizes(log: RequestLog, coefficients: Coefficients, limits: Limits) -> Sizes
     shortest = coefficients.shortest_decode_s(min(limits.max_num_seqs, len(log)), min(limits.kv_capacity_tokens, int(log.isl.sum())))
     passes = min(roomy(1.2 * step_s / max(shortest, 1e-3) + 8, 2), 512)
     return Sizes(
-        slots=min(limits.max_num_seqs, FEW_SLOTS),
+        stay=most_stay(log.osl),
         requests=round_up(min(len(log), 4096) + 64, 512),
         step_requests=roomy(max(busiest, FEW_IN_A_STEP), 2),
         transit=roomy(busiest + 64, 2),

@@ -26,7 +26,7 @@ class ChunkOutputs(eqx.Module):
     under_way: Array  # [T]
     seen: Array  # [T, 4, D]
     passes: Array  # [T]
-    short_of: Array  # [3] bool: passes, transit, slots
+    short_of: Array  # [2] bool: passes, transit
     stray: Array  # [2] the first request sent to a place that does not exist (R if there is none), and the place
     fell_back: Array  # [T, 2] requests that the policy's fallbacks have placed by the step's end, by kind
     first_token_s: Array  # [R+1], nan where not known from this chunk

@@ -89,13 +89,6 @@ def run_pass(
     step_ends = s.step_ends + ends
     step_end_tokens = s.step_end_tokens + jnp.where(ends, isl, 0.0)
 
-    enters = admit & (osl > 1)
-    slots = jnp.arange(s.slot_finish.shape[1], dtype=jnp.int32)
-    free = jnp.min(jnp.where(s.slot_finish < 0, slots, slots.shape[0]), axis=1)
-    put = enters[:, None] & (slots == free[:, None])
-    slot_finish = jnp.where(put, (s.n_decode + osl - 2)[:, None], s.slot_finish)
-    slot_kv = jnp.where(put, need[:, None].astype(jnp.int32), s.slot_kv)
-
     # Steps. A pass that neither admits nor builds runs what is ready.
     acts = active & ~admit & ~build
     prefill = acts & ~decoding & (s.step_tokens > 0)
@@ -123,11 +116,15 @@ def run_pass(
         idle_s=spent.idle_s + jnp.where(idle, inside, 0.0),
     )
 
-    # Retirement: the whole batch gains a token a step, so the step that finishes a request was known at admission.
-    done = decode[:, None] & (slot_finish == s.n_decode[:, None])
-    done_count = jnp.sum(done, axis=1, dtype=jnp.int32)
-    done_kv = jnp.sum(jnp.where(done, slot_kv, 0), axis=1, dtype=jnp.int32).astype(float)
-    slot_finish = jnp.where(done, -1, slot_finish)
+    # Retirement: the whole batch gains a token a step, so the step that finishes a request is known at its admission, at most H steps on.
+    # An engine either admits or decodes in a pass, so one cell of its calendar is enough: the step's that finishes the request, or its own.
+    enters = admit & (osl > 1)
+    cell = jnp.arange(fleet.n_engines), (s.n_decode + jnp.where(enters, osl - 2, 0)) % s.leaving.shape[1]
+    leaving, leaving_kv = s.leaving[cell], s.leaving_kv[cell]
+    done_count = jnp.where(decode, leaving, 0)
+    done_kv = jnp.where(decode, leaving_kv, 0).astype(float)
+    leaving = jnp.where(decode, 0, leaving + enters)
+    leaving_kv = jnp.where(decode, 0, leaving_kv + jnp.where(enters, need.astype(jnp.int32), 0))
     ended_tokens = jnp.where(prefill, s.step_end_tokens, 0.0)
     ended = jnp.where(prefill, s.step_ends, 0)
     joined = jnp.where(prefill, s.step_joins, 0)
@@ -169,9 +166,8 @@ def run_pass(
         seen_cached=jnp.where(steps, s.cached, s.seen_cached),
         power=jnp.where(steps, energy / duration, s.power),
         power_prefill=jnp.where(steps, prefill, s.power_prefill),
-        crowded=s.crowded | (enters & (free == slots.shape[0])),
-        slot_finish=slot_finish,
-        slot_kv=slot_kv,
+        leaving=s.leaving.at[cell].set(leaving, unique_indices=True, indices_are_sorted=True),
+        leaving_kv=s.leaving_kv.at[cell].set(leaving_kv, unique_indices=True, indices_are_sorted=True),
         dc_count=s.dc_count,
     )
     kind = jnp.where(admit, jnp.where(complete, ADMITTED_AND_BUILT, ADMITTED), BUILT)

@@ -131,9 +131,10 @@ class Lane:
         self.finish_s = np.empty(0)
 
     def most(self) -> dict[str, int]:
-        """The largest step and the largest batches of the run."""
+        """The largest step, the longest stay and the largest batches of the run."""
         r, groups = self.case.requests, self.case.fleet.n_schedulers
-        sizes = {"step_requests": int(np.bincount(self.step, minlength=1).max(initial=0)), "batches": 1, "batch_requests": 1}
+        stay = int(r.osl.max(initial=2)) - 1
+        sizes = {"step_requests": int(np.bincount(self.step, minlength=1).max(initial=0)), "stay": stay, "batches": 1, "batch_requests": 1}
         if r.windows and len(self.step):
             place = self.step * groups + r.scheduler
             first = np.full(place.max() + 1, np.iinfo(np.int64).max)
@@ -289,7 +290,7 @@ def _shift(state: State, n: int) -> State:
 
 
 def grow(state: State, old: Sizes, new: Sizes) -> State:
-    """Give the state the room of `new`: more requests, more places in transit, more slots."""
+    """Give the state the room of `new`: more requests, more places in transit."""
     none_old, none_new = old.requests, new.requests
     extra, places = none_new - none_old, new.transit - old.transit
 
@@ -300,22 +301,12 @@ def grow(state: State, old: Sizes, new: Sizes) -> State:
         column = np.asarray(column)
         return on_host(np.concatenate([column, np.repeat(column[-1:], extra)]))
 
-    def wider(slots: Any, blank: int) -> Array:
-        return on_host(np.pad(np.asarray(slots), ((0, 0), (0, new.slots - old.slots)), constant_values=blank))
-
     o, e, t = state.outcomes, state.engines, state.transit
     outcomes = type(o)(**{name: longer(getattr(o, name)) for name in o.__dataclass_fields__})
     return replace(
         state,
         outcomes=replace(outcomes, next=renumber(outcomes.next)),
-        engines=replace(
-            e,
-            head=renumber(e.head),
-            builder=renumber(e.builder),
-            tail=renumber(e.tail),
-            slot_finish=wider(e.slot_finish, -1),
-            slot_kv=wider(e.slot_kv, 0),
-        ),
+        engines=replace(e, head=renumber(e.head), builder=renumber(e.builder), tail=renumber(e.tail)),
         transit=type(t)(
             request=on_host(np.concatenate([renumber(t.request), np.full(places, none_new, np.int32)])),
             dc=on_host(np.concatenate([np.asarray(t.dc), np.full(places, e.dc_count.shape[0], np.int32)])),

@@ -1,7 +1,7 @@
 """What does not change during a run, as immutable device arrays.
 
 Dimension legend, used throughout the engine:
-E engines, D data centres, G schedulers, S batch slots of an engine, R requests held on the device, W requests decided in a step,
+E engines, D data centres, G schedulers, H decode steps of a request, R requests held on the device, W requests decided in a step,
 C places in transit, M passes of a step, T steps of a chunk; of batch policies: K batches of a scheduler in a step, N requests of a batch.
 
 A *step* is a whole number of windows in which no snapshot is taken after its start; the engine advances step by step.
@@ -84,7 +84,7 @@ class Fleet(eqx.Module):
 class Sizes:
     """Static shapes of the compiled chunk: capacities that the host grows when they prove too small."""
 
-    slots: int  # S
+    stay: int  # H, decode steps in which a request leaves, counted from its admission
     requests: int  # R
     step_requests: int  # W
     transit: int  # C

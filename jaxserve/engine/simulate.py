@@ -104,12 +104,11 @@ class Simulation:
         if self._planner:
             policy, chunks[0], wall_s = self._plan(self._planner, chunks[0], steps)
         arrivals = self._stacked([chunk.arrivals for chunk in chunks])
-        most_slots = max(int(lane.case.fleet.max_num_seqs) for lane in self._lanes)
         while True:
             run = run_chunks if self._stack else run_chunk
             state, out = run(self._fleet, policy, arrivals, self._stacked(self._states), steps, self.sizes)
-            passes, transit, slots = np.any(np.asarray(out.short_of).reshape(-1, 3), axis=0).tolist()
-            if not (passes or transit or slots):
+            passes, transit = np.any(np.asarray(out.short_of).reshape(-1, 2), axis=0).tolist()
+            if not (passes or transit):
                 break
             # The chunk ran out of room: nothing of it is kept, and it runs again with more.
             if passes and self.sizes.passes > MOST_PASSES:
@@ -121,9 +120,8 @@ class Simulation:
             self._resize(
                 replace(
                     self.sizes,
-                    passes=-(-self.sizes.passes * 3 // 16) * 8 if passes else self.sizes.passes,
+                    passes=self.sizes.passes * 2 if passes else self.sizes.passes,
                     transit=max(self.sizes.transit * 2, 64) if transit else self.sizes.transit,
-                    slots=min(self.sizes.slots * 4, most_slots) if slots else self.sizes.slots,
                 )
             )
         state, out = jax.tree.map(np.asarray, (state, out))

@@ -42,9 +42,8 @@ class Engines(eqx.Module):
     seen_cached: Array  # [E] tokens, likewise
     power: Array  # [E] W of the last step
     power_prefill: Array  # [E] bool, whether that was a prefill step
-    crowded: Array  # [E] bool, whether a request has found no slot: the chunk is to run again with more
-    slot_finish: Array  # [E, S] int32, number of the decode step that finishes the request, -1 for a free slot
-    slot_kv: Array  # [E, S] int32, tokens the request gives back
+    leaving: Array  # [E, H] int32, requests that the decode step of this number, modulo H, finishes
+    leaving_kv: Array  # [E, H] int32, tokens that they give back
     dc_count: Array  # [D] int32, requests that have reached the DC, modulo its engines
 
 
@@ -170,9 +169,8 @@ def initial_state(fleet: Fleet, sizes: Sizes, memory: PyTree, ci: Array) -> Stat
         seen_cached=floats,
         power=floats,
         power_prefill=jnp.zeros(e, bool),
-        crowded=jnp.zeros(e, bool),
-        slot_finish=jnp.full((e, sizes.slots), -1, jnp.int32),
-        slot_kv=jnp.zeros((e, sizes.slots), jnp.int32),
+        leaving=jnp.zeros((e, sizes.stay), jnp.int32),
+        leaving_kv=jnp.zeros((e, sizes.stay), jnp.int32),
         dc_count=jnp.zeros(d, jnp.int32),
     )
     transit = Transit(

@@ -33,7 +33,7 @@ class StepOutputs(eqx.Module):
     prefill_before: Array  # [E] int32, prefill steps run before this step
     decode_before: Array  # [E] int32
     passes: Array  # [] int32
-    short_of: Array  # [3] bool: passes, transit, slots
+    short_of: Array  # [2] bool: passes, transit
     stray: Array  # [2] int32, a request sent to a place that does not exist (R if there is none), and the place
     told: PyTree  # what the policy tells of its decisions
 
@@ -89,7 +89,7 @@ def advance_step(
         prefill_before=before.n_prefill,
         decode_before=before.n_decode,
         passes=passes,
-        short_of=jnp.stack([jnp.any(engines.clock < end_s), crowded, jnp.any(engines.crowded)]),
+        short_of=jnp.stack([jnp.any(engines.clock < end_s), crowded]),
         stray=first_stray(jnp.stack(strays), sizes.requests),
         told=told,
     )

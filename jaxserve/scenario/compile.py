@@ -94,7 +94,7 @@ class Compiled:
         requests = min(1.3 * rate * step_s * steps + CHUNK_REQUESTS, 1.0 * len(arrival))
         longest_rtt = float(np.max(self.fleet.rtt_s, initial=0.0))
         return Sizes(
-            slots=min(int(self.fleet.max_num_seqs), max(int(self.fleet.batch_capacity), FEW_SLOTS)),
+            stay=most_stay(self.engine_requests.osl),
             requests=roomy(max(requests + 256, FEW_REQUESTS), 8),
             step_requests=roomy(max(busiest, FEW_IN_A_STEP), 16),
             transit=round_up(rate * (longest_rtt + step_s) * 1.3 + 64, 64),
@@ -113,13 +113,12 @@ CHUNK_REQUESTS = 50_000
 512 engines, 4000 req/s, two cores, round-robin: 2.4 us a request, with twelve times as many 3.3 (greedy: 4.8 and 6.1).
 """
 
-FEW_SLOTS = 64
-"""Of an engine, to begin with, or as many as schedulers fill: every pass goes over all slots, and few batches reach an engine's limit."""
-FEW_REQUESTS, FEW_IN_A_STEP, FEW_STEPS = 512, 64, 64
+FEW_REQUESTS, FEW_IN_A_STEP, FEW_STEPS, FEW_TOKENS = 512, 64, 64, 128
 """Room that costs nothing when it stays empty: with no less, short and light runs of one fleet share their programs."""
 
 MOST_ENGINES = 1_000_000
-MOST_SLOTS = 200_000_000
+MOST_CALENDAR = 200_000_000
+"""Decode steps ahead, of all engines, by which their requests' last tokens are kept: 1.6 GB."""
 SHORTEST_STEP_S = 1e-6
 LONGEST_ENGINE_STEP_S = 60.0
 
@@ -127,6 +126,11 @@ LONGEST_ENGINE_STEP_S = 60.0
 def round_up(value: float, multiple: int) -> int:
     """The least whole multiple that is not below `value`."""
     return math.ceil(value / multiple) * multiple
+
+
+def most_stay(osl: NDArray[Any]) -> int:
+    """Decode steps between the admission and the last token of any request, in few sizes."""
+    return roomy(max(int(osl.max(initial=1)) - 1, FEW_TOKENS), 1)
 
 
 def roomy(value: float, parts: int) -> int:
@@ -209,11 +213,8 @@ def build_fleet(scenario: Scenario) -> Fleet:
         raise InputError(f"engine.kv_bytes_per_token: {engine.kv_bytes_per_token:g} bytes make a KV cache of over {MOST_KV_TOKENS} tokens")
     _check_steps(engine, coefficients, capacity)
     engines = np.array([site.nodes * _engines_per_node(i, site.gpus_per_node, tp) for i, site in enumerate(scenario.sites)])
-    if engines.sum() > MOST_ENGINES or engines.sum() * engine.max_num_seqs > MOST_SLOTS:
-        raise InputError(
-            f"sites: {engines.sum()} engines of max_num_seqs = {engine.max_num_seqs} are more than a run may hold "
-            f"({MOST_ENGINES} engines, {MOST_SLOTS} places for requests); lower nodes, gpus_per_node or engine.max_num_seqs"
-        )
+    if engines.sum() > MOST_ENGINES:
+        raise InputError(f"sites: {engines.sum()} engines are more than a run may hold ({MOST_ENGINES}); lower nodes or gpus_per_node")
     first = np.concatenate([[0], np.cumsum(engines)[:-1]])
     index = {site.name: i for i, site in enumerate(scenario.sites)}
     members = first[:, None] + np.arange(engines.max())
@@ -348,4 +349,11 @@ def _acceptable(scenario: Scenario, fleet: Fleet, requests: Requests) -> NDArray
             f"needs {total[r]} tokens, more than the {limit} of {what}, and so do {len(too_long) - 1} others; nothing is truncated: "
             'set engine.oversize = "reject" to count them as rejected'
         )
-    return np.flatnonzero(total <= limit)
+    accepted = np.flatnonzero(total <= limit)
+    if fleet.n_engines * most_stay(requests.osl[accepted]) > MOST_CALENDAR:
+        r = int(accepted[np.argmax(requests.osl[accepted])])
+        raise InputError(
+            f"workload: request {r} (arrival {requests.arrival_s[r]:g} s) has an OSL of {requests.osl[r]}, on {fleet.n_engines} engines "
+            f"more than a run may hold ({MOST_CALENDAR // fleet.n_engines} tokens); lower nodes, gpus_per_node or engine.max_model_len"
+        )
+    return accepted

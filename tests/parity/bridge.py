@@ -19,6 +19,7 @@ from tests.oracle.energy import interval_windows
 from tests.oracle.model import OracleResult, OracleScenario
 
 MOST_REQUESTS = 320  # of a random scenario, rounded up
+MOST_TOKENS = 64  # of a random answer, likewise
 MOST_WINDOWS = 10_000  # the longest drain takes 4,200
 CHUNK_WINDOWS = 64  # about a horizon: most scenarios end in the second chunk
 
@@ -139,7 +140,7 @@ def step_windows_of(s: OracleScenario, observes: bool) -> int:
 def sizes_of(s: OracleScenario, step_windows: int, **changes: int) -> Sizes:
     """Shapes with room for any of the random scenarios, so that those of one kind compile once: capacities that grow compile again."""
     usual = {
-        "slots": s.max_num_seqs,
+        "stay": MOST_TOKENS,
         "requests": MOST_REQUESTS,
         "step_requests": 160,
         "transit": 192,

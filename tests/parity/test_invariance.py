@@ -21,7 +21,7 @@ SEEDS = (30, 37, 191)
 REORDERED = 1e-12
 PER_REQUEST = ("dc", "node", "engine", "dc_arrival_s", "admit_s", "first_token_s", "finish_s")
 SHORT = 7  # steps: a number that divides neither the horizon nor the usual chunk
-TIGHT = {"slots": 2, "requests": 64, "step_requests": 1, "transit": 40, "passes": 24}  # world 191 needs more of each
+TIGHT = {"requests": 64, "step_requests": 1, "transit": 40, "passes": 24}  # world 191 needs more of each
 ROOMY = {"requests": 700, "step_requests": 200, "transit": 250, "passes": 600}
 
 

@@ -163,7 +163,7 @@ def lane_of(windows: Windows, arrival_s: list[float], scheduler: list[int], wind
         scheduler=np.array(scheduler, int),
         windows=windows,
     )
-    sizes = Sizes(slots=1, requests=len(arrival_s), step_requests=1, transit=1, passes=1, steps=7, step_windows=2)
+    sizes = Sizes(stay=1, requests=len(arrival_s), step_requests=1, transit=1, passes=1, steps=7, step_windows=2)
     case: Any = SimpleNamespace(requests=requests, fleet=SimpleNamespace(n_schedulers=3, forward_owner=False))
     lane = Lane(case, window_s, MOST_WINDOWS // 2 + 1, sizes)
     most = {name: max(getattr(sizes, name), value) for name, value in lane.most().items()}
