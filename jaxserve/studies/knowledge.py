@@ -22,6 +22,7 @@ from jaxserve.studies.measure import Progress, measure
 from jaxserve.studies.readings import AS_SHIPPED
 from jaxserve.studies.setups import BASELINE, MODELS, Group, Model, Policy, Variant, at_loads, policies_of, warmup_s
 from jaxserve.studies.tables import markdown, names, where
+from jaxserve.studies.unlike import WORLDS, as_trace
 
 KNOWN = {
     "unknown, snapshot": {"dispatch.peers": "unknown", "dispatch.view": "snapshot"},
@@ -34,6 +35,7 @@ POLICIES = ("greedy-0.0", "ilp")
 POLLS_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 LOW_POLLS_S = (1.0, 5.0)
 """At the low load, where little is at stake."""
+UNLIKE_POLLS_S = (1.0, 5.0)
 SCHEDULERS = (4, 8)
 HORIZON_S = 60.0
 PART = "knowledge"
@@ -42,8 +44,11 @@ WITHIN = ((2.0, 0.01, 0.97), (5.0, 0.02, 0.90))
 """For polls of up to so many seconds: most violations, and least share of the saving that the same policy has with `PLAIN`."""
 
 
-def groups(models: Sequence[str], seeds: Sequence[int], horizon_s: float) -> Iterator[Group]:
-    """Runs by model, policy and number of schedulers; raises `InputError` for a model that is not known."""
+def groups(models: Sequence[str], seeds: Sequence[int], horizon_s: float, folder: Path) -> Iterator[Group]:
+    """Runs by model, policy and number of schedulers, and where schedulers are unlike, whose traces go to `folder`.
+
+    Raises `InputError` for a model that is not known.
+    """
     for name in dict.fromkeys(models):
         if name not in MODELS:
             raise InputError(f"knowledge: there is no model {name!r}; known are {', '.join(MODELS)}")
@@ -63,6 +68,22 @@ def groups(models: Sequence[str], seeds: Sequence[int], horizon_s: float) -> Ite
                         }
                         runs += [(policies[label], v) for v in _variants(model, seed, horizon_s, settings, loads)]
                 yield Group(name, PART, model.scenario, label, sorted(runs, key=lambda run: -run[1].values["workload.rate_req_per_s"]))
+        worlds = [variant for seed in seeds for variant in _unlike(model, seed, horizon_s, folder)]
+        for label in (BASELINE, *POLICIES):
+            mine = [(policies[label], v) for v in worlds if (v.setting == AS_SHIPPED) == (label == BASELINE)]
+            yield Group(name, PART, model.scenario, label, mine)
+
+
+def _unlike(model: Model, seed: int, horizon_s: float, folder: Path) -> Iterator[Variant]:
+    """At high load, the scenario's own schedulers, in worlds that stand in the place of loads."""
+    few = len(load_scenario(model.scenario)[0].schedulers)
+    (variant,) = at_loads(model, ["high"], AS_SHIPPED, seed, horizon_s, {})
+    for world in WORLDS:
+        workload = as_trace(world, model.scenario, variant.values, folder)
+        values = {name: value for name, value in variant.values.items() if not name.startswith("workload.")} | {"workload": workload}
+        yield Variant(world.name, AS_SHIPPED, seed, values)
+        for poll_s, (known, how) in product(UNLIKE_POLLS_S, KNOWN.items()):
+            yield Variant(world.name, _setting(few, poll_s, known), seed, {**values, "provisioner.poll_s": poll_s, **how})
 
 
 def _setting(schedulers: int, poll_s: float, known: str) -> str:
@@ -93,7 +114,7 @@ def study(
 
     Raises `InputError`.
     """
-    runs = means(with_shares(measure(list(groups(models, seeds, horizon_s)), out, jobs, progress)))
+    runs = means(with_shares(measure(list(groups(models, seeds, horizon_s, out / "worlds")), out, jobs, progress)))
     save_png(figure(runs), out / "knowledge.png")
     try:
         (out / "knowledge.md").write_text(report(runs, command, horizon_s, len(seeds)), encoding="utf-8")
@@ -119,13 +140,15 @@ def report(runs: pd.DataFrame, command: str, horizon_s: float, seeds: int) -> st
     text = [
         "# What schedulers know between polls, and what it is worth",
         f"Made by `{command}`: {horizon_s:g} s of arrivals, the first {warmup_s(horizon_s):g} not counted, {seeds} seed(s). In per cent: "
-        "carbon saved against round-robin / requests that violate the SLO. The readings are those of the study scenarios.",
+        "carbon saved against round-robin / requests that violate the SLO. The readings are those of the study scenarios. "
+        "Where a world stands in the place of a load, the load is high and the schedulers are unlike.",
         "## What holds everywhere",
         _held(runs),
     ]
     for model, schedulers in product(names(runs, "model"), names(runs, "schedulers")):
         mine, rows = where(runs, model=model, schedulers=schedulers), []
-        for load, policy, known in product(MODELS[model].loads, names(mine, "policy"), names(mine, "known")):
+        loads = [*MODELS[model].loads, *(world.name for world in WORLDS)]
+        for load, policy, known in product(loads, names(mine, "policy"), names(mine, "known")):
             cells = where(mine, load=load, policy=policy, known=known).to_dict("records")
             by_poll = {row["poll"]: f"{100 * row['saving']:.1f} / {100 * row['slo_violation']:.2f}" for row in cells}
             if by_poll:
@@ -136,7 +159,7 @@ def report(runs: pd.DataFrame, command: str, horizon_s: float, seeds: int) -> st
 
 def _held(runs: pd.DataFrame) -> str:
     """For each policy and way to know: worst violation and least share of the plain way's saving, at moderate and high load."""
-    heavy = [row for row in runs.to_dict("records") if row["load"] != "low"]
+    heavy = [row for row in runs.to_dict("records") if row["load"] in ("moderate", "high")]
     world = ("model", "schedulers", "load", "policy", "poll")
     plain = {tuple(row[name] for name in world): row["saving"] for row in heavy if row["known"] == PLAIN}
     rows, least_s = [], 0.0
