@@ -15,10 +15,13 @@ from jaxserve.studies.setups import BASELINE
 from jaxserve.studies.unlike import WORLDS, as_trace
 
 
+UNEVEN = 0.45 ** np.arange(4) / sum(0.45 ** np.arange(4))
+
+
 @pytest.mark.parametrize(
     ("world", "early", "late"),
     [
-        (0, *2 * [0.45 ** np.arange(4) / sum(0.45 ** np.arange(4))]),
+        (0, UNEVEN, UNEVEN),
         (1, [0.25] * 4, [0, 1 / 3, 1 / 3, 1 / 3]),
         (2, [0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.7]),
     ],
@@ -41,7 +44,7 @@ def test_who_is_dealt_what_where_schedulers_are_unlike(world: int, early, late, 
 
 
 def test_every_run_is_a_scenario_that_loads_and_says_what_it_is_called(tmp_path: Path):
-    (base, *found) = groups(["Qwen2.5-7B"], [0], 60.0, tmp_path)
+    (base, *found) = groups(["Qwen2.5-7B"], [0], 20.0, tmp_path)
     found, unlike = found[:-3], found[-3:]
     assert base.policy == BASELINE and len(found) == len(knowledge.POLICIES) * len(knowledge.SCHEDULERS)
     assert [len(group.runs) for group in unlike] == [len(WORLDS), *2 * [len(WORLDS) * len(KNOWN) * len(knowledge.UNLIKE_POLLS_S)]]
@@ -51,7 +54,7 @@ def test_every_run_is_a_scenario_that_loads_and_says_what_it_is_called(tmp_path:
             s, _ = load_scenario(group.scenario, values=variant.values)
             assert variant.setting == f"{len(s.schedulers)} schedulers | {s.provisioner.poll_s:g} s | {s.dispatch.peers}, {s.dispatch.view}"
             assert {name for scheduler in s.schedulers for name in scheduler.sites} == {site.name for site in s.sites}
-            assert (s.horizon_s, s.warmup_s) == (60.0, 15.0)
+            assert (s.horizon_s, s.warmup_s) == (20.0, 5.0)
 
 
 def test_unknown_model(tmp_path: Path):
