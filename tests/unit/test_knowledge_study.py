@@ -14,7 +14,6 @@ from jaxserve.studies.knowledge import KNOWN, PLAIN, groups, report
 from jaxserve.studies.setups import BASELINE
 from jaxserve.studies.unlike import WORLDS, as_trace
 
-
 UNEVEN = 0.45 ** np.arange(4) / sum(0.45 ** np.arange(4))
 
 
