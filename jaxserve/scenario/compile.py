@@ -86,7 +86,9 @@ class Compiled:
         horizon_steps = self.horizon_windows // step_windows
         arrival = self.engine_requests.arrival_s
         busiest = int(np.diff(first_requests(arrival, window_s, step_windows, horizon_steps)).max())
-        passes = round_up(1.15 * step_s / self.scenario.coefficients.decode_time.empty_s + 8, 8)
+        # Decode steps of a second, and the admissions and prefill steps of an engine that is filled at once.
+        burst = min(2 * self.scenario.dispatch.batch_capacity, MOST_BURST)
+        passes = round_up(1.15 * step_s / self.scenario.coefficients.decode_time.empty_s + burst + 8, 8)
         rate = len(arrival) / self.scenario.horizon_s
         steps = chunk_steps(passes, self.fleet.n_engines, horizon_steps * 1.05 + 4)
         steps = min(steps, max(8, int(CHUNK_REQUESTS // max(rate * step_s, 1e-9))))
@@ -113,6 +115,7 @@ CHUNK_REQUESTS = 50_000
 512 engines, 4000 req/s, two cores, round-robin: 2.4 us a request, with twelve times as many 3.3 (greedy: 4.8 and 6.1).
 """
 
+MOST_BURST = 256
 FEW_REQUESTS, FEW_IN_A_STEP, FEW_STEPS, FEW_TOKENS = 512, 64, 64, 128
 """Room that costs nothing when it stays empty: with no less, short and light runs of one fleet share their programs."""
 
