@@ -13,7 +13,6 @@ from jaxserve.engine.belief import age
 from jaxserve.engine.control import AbstractPolicy, View, means_now, noted, snapshot_views, view_axes, views_now
 from jaxserve.engine.lanes import across_lanes
 from jaxserve.engine.model import Arrivals, Fleet
-from jaxserve.engine.observe import own_order
 from jaxserve.engine.requests import StepRequests
 from jaxserve.engine.state import Schedulers, Snapshot
 
@@ -87,7 +86,7 @@ def gather(fleet: Fleet, arrivals: Arrivals, requests: StepRequests, k: Array) -
         here=here,
         now_s=requests.now_s.at[at].get(mode="fill", fill_value=jnp.inf),
         window=requests.window.at[at[:, 0]].get(mode="fill", fill_value=-1),
-        open=jnp.take_along_axis(fleet.own, own_order(fleet), axis=1) if requests.own_only else jnp.ones_like(fleet.own),
+        open=jnp.take_along_axis(fleet.own, fleet.order, axis=1) if requests.own_only else jnp.ones_like(fleet.own),
     ), at
 
 

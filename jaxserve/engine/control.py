@@ -18,7 +18,6 @@ from jaxtyping import PyTree
 from jaxserve.engine.belief import Means, age, means_of
 from jaxserve.engine.lanes import across_lanes
 from jaxserve.engine.model import Arrivals, Fleet
-from jaxserve.engine.observe import own_order
 from jaxserve.engine.requests import StepRequests
 from jaxserve.engine.state import Schedulers, Snapshot
 
@@ -111,7 +110,7 @@ class AbstractRequestPolicy(AbstractPolicy):
 
 def snapshot_views(fleet: Fleet, snapshot: Snapshot) -> View:
     """What does not change from one decision of a step to the next, the rest left blank: arrays [G, D]."""
-    order = own_order(fleet)
+    order = fleet.order
     blank, nothing = jnp.zeros(fleet.n_schedulers), jnp.zeros(order.shape)
     return View(
         scheduler=jnp.arange(fleet.n_schedulers, dtype=jnp.int32),

@@ -47,7 +47,8 @@ class Fleet(eqx.Module):
     pue: Array  # [D]
     rtt_s: Array  # [G, D], 0 for a scheduler's own DCs
     own: Array  # [G, D] bool, whether the DC is one of them
-    first_dc: Array  # [G] int32, where a scheduler's own order of DCs starts
+    order: Array  # [G, D] int32, the DC at each place of a scheduler's own order
+    place: Array  # [G, D] int32, the place of each DC in it
     slo_ttft_s: Array  # []
     slo_tpot_s: Array  # []
     batch_capacity: Array  # [] requests an engine, as the schedulers believe
@@ -77,7 +78,7 @@ class Fleet(eqx.Module):
     @property
     def n_schedulers(self) -> int:
         """Number of schedulers G."""
-        return self.first_dc.shape[-1]
+        return self.order.shape[-2]
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,6 @@ def by_dc(fleet: Fleet, per_engine: Array) -> Array:
     return jnp.sum(per_engine.at[fleet.dc_members].get(mode="fill", fill_value=0), axis=-1)
 
 
-def own_position(fleet: Fleet, scheduler: Array, dc: Array) -> Array:
-    """Place of `dc` in the scheduler's own order, which starts at its first own DC and wraps round."""
-    return (dc - fleet.first_dc[scheduler]) % fleet.n_dc
-
-
 def is_handed(fleet: Fleet, scheduler: Array, dc: Array) -> Array:
     """Whether what `scheduler` [...] sends to `dc` [...] (D for nowhere) is placed anew there: the DC is another's."""
     if not fleet.forward_owner:
@@ -79,12 +74,11 @@ def _settle(
 ) -> Schedulers:
     """What the schedulers make of the polls of the DCs that are `due` [D]."""
     n_schedulers, n_dc = s.sent.shape
-    order = own_order(fleet)
     started = s.decided > 0
-    s = age(fleet, s, means_of(s, jnp.maximum(s.decided, 1.0)), jnp.where(started, window, -1), fleet.dc_engines[order].astype(float))
-    due = due[order]
+    s = age(fleet, s, means_of(s, jnp.maximum(s.decided, 1.0)), jnp.where(started, window, -1), fleet.dc_engines[fleet.order].astype(float))
+    due = due[fleet.order]
     scheduler, isl = arrivals.scheduler[transit.request], arrivals.isl[transit.request]
-    place = jnp.where(transit.dc < n_dc, own_position(fleet, scheduler, transit.dc), n_dc)
+    place = jnp.where(transit.dc < n_dc, fleet.place.at[scheduler, transit.dc].get(mode="clip"), n_dc)
     flying = fleet.ledger_in_flight & (transit.arrival_s > now_s)
     none = jnp.zeros((n_schedulers, n_dc))
     sent = none.at[scheduler, jnp.where(flying, place, n_dc)].add(1.0, mode="drop")
@@ -113,7 +107,7 @@ def _settle(
 
 def belief_at(fleet: Fleet, snapshot: Snapshot, window: Array, progress: Array) -> Belief:
     """What the polls at the start of `window` make all schedulers believe, who keep the `progress` [G, D]."""
-    order = own_order(fleet)
+    order = fleet.order
     zeros = jnp.zeros(order.shape)
     return Belief(
         batch=snapshot.batch[order],
@@ -133,10 +127,8 @@ FADES = 0.5
 
 def _of_others(fleet: Fleet, reached: Array) -> Array:
     """Requests of all other schedulers that have reached each DC [G, D], in each scheduler's own order."""
-    order = own_order(fleet)
-    back = jnp.argsort(order, axis=1)
-    by_dc = jnp.sum(jnp.take_along_axis(reached, back, axis=1), axis=0)  # [D]
-    return by_dc[order] - reached
+    by_dc = jnp.sum(jnp.take_along_axis(reached, fleet.place, axis=1), axis=0)  # [D]
+    return by_dc[fleet.order] - reached
 
 
 def learnt(prior: Array, own: Array, others: Array, poll_s: Array) -> tuple[Array, Array]:
@@ -151,8 +143,3 @@ def learnt(prior: Array, own: Array, others: Array, poll_s: Array) -> tuple[Arra
     alike = jnp.where(some, jnp.minimum(jnp.sum(others, axis=1, keepdims=True) / total * own, others), 0.0)
     weight = jnp.where(some, 1.0 + jnp.sum(alike, axis=1, keepdims=True) / total, prior[:, None])[:, 0]
     return weight, (others - alike) * ((1.0 - FADES) / poll_s)
-
-
-def own_order(fleet: Fleet) -> Array:
-    """DC at each place of each scheduler's own order: [G, D]."""
-    return (fleet.first_dc[:, None] + jnp.arange(fleet.n_dc, dtype=jnp.int32)) % fleet.n_dc

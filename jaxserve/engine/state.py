@@ -59,7 +59,7 @@ class Outcomes(eqx.Module):
 
 
 class Transit(eqx.Module):
-    """Requests on their way to a DC, sorted by (arrival there, id); unused places hold request R and the DC D."""
+    """Requests on their way to a DC; unused places hold request R and the DC D."""
 
     request: Array  # [C] int32
     dc: Array  # [C] int32

@@ -13,7 +13,7 @@ from jaxserve.engine.forward import take_handed
 from jaxserve.engine.iterate import ADMITTED, BUILT, RAN_DECODE, RAN_PREFILL, Spent, run_pass, spent_before
 from jaxserve.engine.lanes import across_lanes
 from jaxserve.engine.model import Arrivals, Fleet, Sizes, StepInputs
-from jaxserve.engine.observe import by_dc, own_order, poll
+from jaxserve.engine.observe import by_dc, poll
 from jaxserve.engine.requests import StepRequests, step_requests
 from jaxserve.engine.state import Engines, Outcomes, Schedulers, Snapshot, State
 from jaxserve.engine.transit import Sent, deliver
@@ -66,6 +66,7 @@ def advance_step(
         state.outcomes,
         transit,
         jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *sent),
+        start_s,
         end_s,
         fleet.forward_window & policy.batched,
     )
@@ -104,7 +105,7 @@ def _place(
     # Indexing would take a place that does not exist for the last one without a word.
     astray = ~empty & ((place < 0) | (place >= fleet.n_dc))
     strays = jnp.stack([jnp.where(astray, requests.request, none), place.astype(jnp.int32)], axis=1)
-    dc = jnp.where(empty, fleet.n_dc, own_order(fleet)[requests.scheduler, place])
+    dc = jnp.where(empty, fleet.n_dc, fleet.order[requests.scheduler, place])
     sent = Sent(request=requests.request, dc=dc, scheduler=requests.scheduler, now_s=requests.now_s)
     return sent, first_stray(strays, none), schedulers, told
 

@@ -149,19 +149,19 @@ class OnHost(AbstractHostPolicy):
         self, fleet: Fleet, arrivals: Arrivals, snapshot: Snapshot, schedulers: Schedulers, requests: StepRequests
     ) -> tuple[NDArray[np.int32], Schedulers, Solved, NDArray[np.float64]]:
         """Solves window after window of the step, the schedulers' side by side."""
-        first_dc = np.asarray(fleet.first_dc)
+        own = np.asarray(fleet.place)
         groups = requests.batch_end.shape
         places = np.zeros(requests.request.shape[0], np.int32)
         wall_s, told = np.zeros(groups), []
         for k in range(int(batches_in(requests))):
             batch, at, schedulers, view, first = _ask(self.formulation, fleet, arrivals, snapshot, schedulers, requests, k)
-            solution = self._solve_all(first, first_dc)
+            solution = self._solve_all(first, own)
             solves, unsettled = np.ones(groups[1], np.int32), (solution.place >= 0).any(axis=1)
             seconds = np.array(solution.wall_s)
             for _ in range(1, self.formulation.solves):
                 if not unsettled.any():
                     break
-                new = self._solve_all(_ask_again(self.formulation, view, batch, solution.place), first_dc, unsettled)
+                new = self._solve_all(_ask_again(self.formulation, view, batch, solution.place), own, unsettled)
                 better = unsettled & (new.place >= 0).any(axis=1)
                 same = (new.place == solution.place).all(axis=1)
                 solves, seconds = solves + unsettled, seconds + np.where(unsettled, new.wall_s, 0.0)
@@ -177,17 +177,20 @@ class OnHost(AbstractHostPolicy):
         told += [blank] * (groups[0] - len(told))
         return places, schedulers, jax.tree.map(lambda *leaves: np.stack(leaves), *told), wall_s
 
-    def _solve_all(self, problems: AssignmentProblem, first_dc: NDArray[np.int32], asked: NDArray[np.bool_] | None = None) -> Solution:
-        """One solve a scheduler [G, ...], in the DCs' common order, so that a model may name them; those not `asked` stay blank."""
+    def _solve_all(self, problems: AssignmentProblem, places: NDArray[np.int32], asked: NDArray[np.bool_] | None = None) -> Solution:
+        """One solve a scheduler [G, ...], in the DCs' common order, so that a model may name them; those not `asked` stay blank.
+
+        `places` [G, D]: the place of each DC in a scheduler's own order.
+        """
         problems = jax.tree.map(np.asarray, problems)
         answers = []
-        for g, first in enumerate(first_dc):
+        for g, place_of in enumerate(places):
             own = jax.tree.map(lambda leaf, g=g: leaf[g], problems)
             if asked is not None and not asked[g]:
                 own = eqx.tree_at(lambda p: p.feasible, own, np.zeros_like(own.feasible))
-            answer = self.solver.solve(jax.tree.map(lambda leaf, first=first: np.roll(leaf, first, axis=-1), own))
+            answer = self.solver.solve(jax.tree.map(lambda leaf, at=place_of: leaf[..., at], own))
             place = np.asarray(answer.place)
-            answers.append(eqx.tree_at(lambda a: a.place, answer, np.where(place >= 0, (place - first) % own.capacity.shape[-1], -1)))
+            answers.append(eqx.tree_at(lambda a: a.place, answer, np.where(place >= 0, place_of[place], -1)))
         return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *answers)
 
 

@@ -154,6 +154,5 @@ def _planned(fleet: Fleet, shares: list[Floats], period_s: float) -> PlannedShar
     """Shares [G, D] of each period, turned into each scheduler's own order; without load they are even."""
     table = np.stack(shares or [np.zeros(fleet.rtt_s.shape)])
     table = np.where(table.sum(axis=-1, keepdims=True) > 0, table, 1.0)
-    for g, first in enumerate(np.asarray(fleet.first_dc)):
-        table[:, g] = np.roll(table[:, g], -first, axis=-1)
+    table = np.take_along_axis(table, np.asarray(fleet.order)[None], axis=-1)
     return PlannedShares(shares=on_host(table / table.sum(axis=-1, keepdims=True)), period_s=np.float64(period_s))

@@ -225,6 +225,8 @@ def build_fleet(scenario: Scenario) -> Fleet:
     n_dc = len(scenario.sites)
     offset = np.arange(n_dc) * poll_windows // n_dc if scenario.provisioner.mode == "async" else np.zeros(n_dc)
     as_int, as_float = np.int32, np.float64
+    own_first = np.array([min(index[name] for name in s.sites) for s in scenario.schedulers])
+    order = ((own_first[:, None] + np.arange(n_dc)) % n_dc).astype(as_int)  # from its first own DC on, wrapping round
     return Fleet(
         prefill_time=coefficients.prefill_time_model(),
         decode_time=coefficients.decode_time_model(),
@@ -240,7 +242,8 @@ def build_fleet(scenario: Scenario) -> Fleet:
         pue=on_host(np.array([site.pue for site in scenario.sites])),
         rtt_s=on_host(_rtt(scenario)),
         own=on_host(np.array([[site.name in s.sites for site in scenario.sites] for s in scenario.schedulers])),
-        first_dc=on_host(np.array([min(index[name] for name in s.sites) for s in scenario.schedulers], as_int)),
+        order=on_host(order),
+        place=on_host(np.argsort(order, axis=1).astype(as_int)),
         slo_ttft_s=on_host(as_float(scenario.slo.ttft_s)),
         slo_tpot_s=on_host(as_float(scenario.slo.tpot_s)),
         batch_capacity=on_host(as_float(scenario.dispatch.batch_capacity)),

@@ -176,7 +176,8 @@ def compare(runs: pd.DataFrame) -> pd.DataFrame:
     """A row for each published figure and what it is about: published, ours with its 95 % interval, the difference and its explanation.
 
     `runs` come from `with_shares`. A difference of over `POINTS` points, or of a time or rate by over `FACTOR`, is explained by the
-    readings under which it is less than half, in order of what is left of it.
+    readings under which it is less than half, in order of what is left of it. Readings are measured in shorter runs; what is not off in
+    such a run as shipped is explained by the length.
     """
     by_place = _by_place(runs)
     main, saturated = _lookup(by_place, ["load", "setup", "setting"]), _lookup(by_place, [SATURATION])
@@ -194,7 +195,7 @@ def compare(runs: pd.DataFrame) -> pd.DataFrame:
                 "unit": p.unit,
                 "published": p.shown,
                 "ours": mean,
-                "half_width": half,
+                "half_width": half if len(values) > 2 else math.nan,
                 "difference": p.off(mean),
                 "beyond": beyond,
             }
@@ -213,6 +214,8 @@ def _explanation(p: Published, name: str, runs: dict[Place, list[dict[str, Any]]
     shipped = mean(AS_SHIPPED)
     if shipped is None:
         return f"{UNEXPLAINED} (no readings were measured)"
+    if p.distance(shipped) <= 1.0:
+        return f"the length of the run ({shipped:.3g} in one as short as those of the readings)"
     under = {r.name: value for r in readings() if (value := mean(r.name)) is not None}
     near = sorted((p.distance(value), r) for r, value in under.items() if p.distance(value) < p.distance(shipped) / 2)
     return ", ".join(f"{r} ({under[r]:.3g})" for _, r in near) or UNEXPLAINED

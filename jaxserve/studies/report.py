@@ -33,7 +33,8 @@ def report(runs: pd.DataFrame, compared: pd.DataFrame, verdicts: pd.DataFrame, c
     text = [
         "# How the policies behave at the study's loads",
         f"Made by `{command}`: {horizon_s:g} s of arrivals, the first {warmup_s(horizon_s):g} not counted, seeds "
-        f"{', '.join(map(str, seeds))}; means with 95 % intervals over the seeds (Student's t), shares in per cent. "
+        f"{', '.join(map(str, seeds))}; means with 95 % intervals over three and more seeds (Student's t), shares in per "
+        "cent. "
         f"{', '.join(ONE_SEED)}: one seed. Savings are against round-robin on the same requests, of all carbon that they cause, work left "
         "for after the horizon included.",
     ]
@@ -123,7 +124,7 @@ def _stated(model: str, load: str, policy: str, metric: str) -> str:
 
 def _cell(values: Sequence[float]) -> str:
     mean, half = interval([100.0 * float(value) for value in values])
-    return f"{mean:.1f}" if not math.isfinite(half) else f"{mean:.1f} ± {half:.1f}"
+    return f"{mean:.1f}" if len(values) < 3 else f"{mean:.1f} ± {half:.1f}"  # of two, Student's t says next to nothing
 
 
 def _table(frame: pd.DataFrame, by: str, columns: dict[str, str]) -> str:

@@ -89,7 +89,7 @@ def fleet_of(s: OracleScenario) -> Fleet:
         pue=np.array(s.pue),
         rtt_s=np.array(s.rtt_s),
         own=np.array([[d in own for d in range(len(s.nodes))] for own in s.own]),
-        first_dc=np.array([min(own) for own in s.own], np.int32),
+        **orders([min(own) for own in s.own], len(s.nodes)),
         slo_ttft_s=s.slo_ttft_s,
         slo_tpot_s=s.slo_tpot_s,
         batch_capacity=float(s.batch_capacity),
@@ -129,6 +129,13 @@ def case_of(s: OracleScenario) -> Case:
 
     requests = Requests(arrival, decision, np.array(s.isl), np.array(s.osl), scheduler)
     return Case(fleet_of(s), policy_of(s), requests, ci)
+
+
+def orders(first: list[int], n_dc: int) -> dict[str, np.ndarray]:
+    """Schedulers' own orders, which begin at their `first` DCs and wrap round, as a `Fleet` has them."""
+    order = [[(d + i) % n_dc for i in range(n_dc)] for d in first]
+    place = [[mine.index(d) for d in range(n_dc)] for mine in order]
+    return {"order": np.array(order, np.int32), "place": np.array(place, np.int32)}
 
 
 def step_windows_of(s: OracleScenario, observes: bool) -> int:

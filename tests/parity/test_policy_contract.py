@@ -78,10 +78,10 @@ class TestEveryPolicy:
             }
             members = np.roll(np.asarray(fleet.dc_members), 1, axis=0)
             first_engine = np.where(members[:, 0] < fleet.n_engines, members[:, 0], 0).astype(np.int32)
-            first_dc = ((np.asarray(fleet.first_dc) + 1) % fleet.n_dc).astype(np.int32)
+            rolled |= {"order": (np.asarray(fleet.order) + 1) % fleet.n_dc, "place": np.roll(np.asarray(fleet.place), 1, axis=-1)}
             renumbered = dataclasses.replace(
                 moment,
-                fleet=dataclasses.replace(fleet, dc_members=members, dc_first_engine=first_engine, first_dc=first_dc, **rolled),
+                fleet=dataclasses.replace(fleet, dc_members=members, dc_first_engine=first_engine, **rolled),
                 snapshot=jax.tree.map(lambda leaf: jnp.roll(leaf, 1), moment.snapshot),
             )
             assert same_bits(route(policy, moment), route(policy, renumbered))

@@ -254,6 +254,9 @@ def test_published_beside_ours(everything: list[Group]):
         (*read, AS_SHIPPED, "facility_milp"): {"idle_share": 0.70},
         (*read, "peers alike", "facility_milp"): {"idle_share": 0.40},
         (*read, "ledger off", "facility_milp"): {"idle_share": 0.55},
+        ("Llama-3.1-8B", "load", "low", AS_SHIPPED, "facility_milp"): {"idle_share": 0.20},
+        ("Llama-3.1-8B", "load", "moderate", AS_SHIPPED, "facility_milp"): {"idle_share": 0.20},
+        ("Llama-3.1-8B", "reading", "moderate", AS_SHIPPED, "facility_milp"): {"idle_share": 0.57},
     }
     found = compare(with_shares(pd.DataFrame(list(rows(everything, changed)))))
 
@@ -266,6 +269,9 @@ def test_published_beside_ours(everything: list[Group]):
     assert saving["beyond"] and saving["explained_by"] == "unexplained", "its readings save nothing"
     idle = row("VI", "idle_share: Llama-3.1-8B, high, facility_milp")  # 33 published; 40 is less than half as far as 70, 55 is not
     assert idle["difference"] == pytest.approx(37.0) and idle["explained_by"] == "peers alike (40)"
+    length = row("VI", "idle_share: Llama-3.1-8B, moderate, facility_milp")  # 56 published
+    assert length["explained_by"] == "the length of the run (57 in one as short as those of the readings)"
+    assert row("VI", "idle_share: Llama-3.1-8B, low, facility_milp")["explained_by"] == "unexplained (no readings were measured)"
     bound = row("V-C", "slo_violation: Qwen2.5-7B, low, ilp")
     assert (bound["published"], bound["difference"], bound["beyond"], bound["explained_by"]) == ("<= 1.3", 0.0, False, "")
     rate = row("V-B", "saturation_per_engine: Llama-3.1-8B, round_robin")

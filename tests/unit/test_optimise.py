@@ -14,6 +14,7 @@ from jaxserve.policies.formulations import AbstractFormulation, Ilp, IterativeIl
 from jaxserve.policies.optimise import Memory, OnDevice, OnHost, Solved, settle
 from jaxserve.solvers.highs import HighsSolver
 from jaxserve.solvers.problem import FAILED, INFEASIBLE, OPTIMAL, AssignmentProblem, Solution
+from tests.parity.bridge import orders
 from tests.views import J_PER_KWH, QUICK_TO_COMPILE, ROUNDED, as_arrays, batch_of, fleet_with, schedulers_of, snapshot_of, step_of, view_of
 
 _settle = eqx.filter_jit(settle)
@@ -99,7 +100,7 @@ class Decided(NamedTuple):
     wall_s: np.ndarray | None
 
 
-FLEET = {"rtt_s": np.array([[0.0, 0.0, 9.0]] * 2), "first_dc": np.array([0, 1], np.int32), "pue": np.ones(3)}
+FLEET = {"rtt_s": np.array([[0.0, 0.0, 9.0]] * 2), "pue": np.ones(3), **orders([0, 1], 3)}
 
 
 def fleet_of_two(engines: tuple[int, int, int] = (1, 1, 1), **changes: Any) -> Fleet:

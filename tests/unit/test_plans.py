@@ -14,6 +14,7 @@ from jaxserve.engine.lane import Requests
 from jaxserve.engine.model import Fleet
 from jaxserve.policies.plans import Load, Outlook, engine_rate, freesh, green_llm_lp
 from jaxserve.policies.weighted import PlannedShares
+from tests.parity.bridge import orders
 from tests.views import ROUNDED, fleet_with, t_dec, t_pre
 
 SOLVED = 1e-6
@@ -25,7 +26,8 @@ CI = (100.0, 200.0, 150.0)
 
 def fleet_of_plan(**changes: object) -> Fleet:
     """Three DCs of 3, 2 and 4 engines; two schedulers, the second of which calls the second DC its first."""
-    usual = {"dc_engines": np.array(ENGINES, np.int32), "pue": np.array([1.0, 1.1, 1.2]), "first_dc": np.array([0, 1], np.int32)}
+    usual = {"dc_engines": np.array(ENGINES, np.int32), "pue": np.array([1.0, 1.1, 1.2])}
+    usual |= orders([0, 1], 3)
     usual |= {"rtt_s": np.array([[0.0, 0.1, 0.2], [0.1, 0.0, 0.2]])}
     return dataclasses.replace(fleet_with(slo_tpot_s=0.3, batch_capacity=8.0), **usual | changes)
 
@@ -50,8 +52,8 @@ def by_dc(plan: PlannedShares, fleet: Fleet | None = None) -> np.ndarray:
     """Shares [P, G, D] by number of the DC; those of a scheduler add up to 1."""
     shares = np.array(plan.shares)
     np.testing.assert_allclose(shares.sum(axis=-1), 1.0, rtol=ROUNDED)
-    firsts = np.asarray((fleet or fleet_of_plan()).first_dc)
-    return np.stack([np.roll(shares[:, g], first, axis=-1) for g, first in enumerate(firsts)], axis=1)
+    place = np.asarray((fleet or fleet_of_plan()).place)
+    return np.take_along_axis(shares, place[None], axis=-1)
 
 
 def rate_by_the_page(isl: float, isl2: float, osl: float, capacity: int, ttft_s: float, tpot_s: float) -> float:
