@@ -23,7 +23,8 @@ FALL = 1e-3
 def valid_range(rows: Rows, table: str) -> dict[str, list[float]]:
     """What the rows span: [least, greatest] of each quantity. `mean_ctx` is K/B; of static batches over the whole run."""
     if table.startswith("prefill"):
-        return {"n_tokens": _span(rows.inputs[0]), "batch": _span(rows.inputs[1]), "seq_len": _span(rows.length)}
+        pieces = rows.inputs[1] if table == "prefill_time" else rows.batch  # the form of energies has no term in them
+        return {"n_tokens": _span(rows.inputs[0]), "batch": _span(pieces), "seq_len": _span(rows.length)}
     batch, cached = rows.inputs
     return {"batch": _span(batch), "mean_ctx": _span(cached / batch), "cached_tokens": _span(cached)}
 

@@ -112,6 +112,7 @@ def test_measured_energy_needs_no_base(tmp_path: Path):
     )
     assert table["fit"]["date"] == "2026-01-02"
     assert table["prefill_energy"]["e_pre_tok"] == pytest.approx(390 * 57e-6, rel=0.1)
+    assert table["valid_range"]["prefill_energy"] == {"n_tokens": [32.0, 8192.0], "batch": [1.0, 16.0], "seq_len": [32.0, 2048.0]}
     assert not any(s.get("extrapolated") for s in table["source"])
 
 
