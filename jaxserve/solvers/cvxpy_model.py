@@ -153,7 +153,7 @@ class CvxpySolver(HostSolver):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # "Solution may be inaccurate" is its word for a time limit
                 compiled.problem.solve(solver=cvxpy.HIGHS, **options)
-        except Exception:  # whatever goes wrong inside the solver, the run has other windows
+        except (cvxpy.SolverError, RuntimeError):  # cvxpy's word for a solver that failed, and HiGHS's own; the run has other windows
             return FAILED, compiled
         return STATUS_OF.get(compiled.problem.status, FAILED), compiled
 
@@ -163,6 +163,10 @@ class CvxpySolver(HostSolver):
             if self.names and len(self.names) != dcs:
                 raise InputError(f"names: {len(self.names)} names for {dcs} DCs; give one for each, in the order of the columns")
             compiled = assignment(n, dcs, self.names, self.constraints, openings=openings)
+            ours = set(map(id, vars(compiled.model).values()))
+            for parameter in compiled.problem.parameters():
+                if id(parameter) not in ours and parameter.value is None:
+                    raise InputError(f"constraints: the parameter {parameter.name()} has no value; give it one in the function")
             if not compiled.problem.is_qp():
                 raise InputError("constraints: HiGHS needs them linear, or piecewise linear and convex; rewrite those that are not")
             if not compiled.problem.is_dpp():

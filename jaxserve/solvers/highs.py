@@ -59,32 +59,33 @@ class HighsSolver(HostSolver):
         row, dc = np.nonzero(pairs)
         extra = dcs if openings else 0
         x, columns, entries = len(row), len(row) + extra, 2 * len(row) + extra
+        model = (
+            columns,
+            n + dcs,
+            entries,
+            int(highspy.MatrixFormat.kColwise),
+            int(highspy.ObjSense.kMinimize),
+            0.0,
+            np.concatenate([w.cost[pairs], w.opening[:extra]]) / scale,
+            np.zeros(columns),
+            np.ones(columns),  # the requests' rows say so already, but the dual simplex is two to six times as fast with it
+            np.concatenate([np.ones(n), np.full(dcs, -np.inf)]),
+            np.concatenate([np.ones(n), np.zeros(dcs) if openings else w.capacity]),
+            np.concatenate([np.arange(0, 2 * x, 2), np.arange(2 * x, entries + 1)]),
+            np.concatenate([np.stack([row, n + dc], axis=1).ravel(), np.arange(n, n + extra)]),
+            np.concatenate([np.ones(2 * x), -w.capacity[:extra]]),
+            # One a column even for an LP: HiGHS reads as many, whatever the length.
+            (np.arange(columns) >= x).astype(np.int32),
+        )
         try:
-            passed = self._highs.passModel(
-                columns,
-                n + dcs,
-                entries,
-                int(highspy.MatrixFormat.kColwise),
-                int(highspy.ObjSense.kMinimize),
-                0.0,
-                np.concatenate([w.cost[pairs], w.opening[:extra]]) / scale,
-                np.zeros(columns),
-                np.ones(columns),  # the requests' rows say so already, but the dual simplex is two to six times as fast with it
-                np.concatenate([np.ones(n), np.full(dcs, -np.inf)]),
-                np.concatenate([np.ones(n), np.zeros(dcs) if openings else w.capacity]),
-                np.concatenate([np.arange(0, 2 * x, 2), np.arange(2 * x, entries + 1)]),
-                np.concatenate([np.stack([row, n + dc], axis=1).ravel(), np.arange(n, n + extra)]),
-                np.concatenate([np.ones(2 * x), -w.capacity[:extra]]),
-                # One a column even for an LP: HiGHS reads as many, whatever the length.
-                (np.arange(columns) >= x).astype(np.int32),
-            )
+            passed = self._highs.passModel(*model)
             # The clock of an object runs on from one problem to the next.
             self._highs.setOptionValue("time_limit", self._highs.getRunTime() + limit_s)
             if passed == highspy.HighsStatus.kError or self._highs.run() == highspy.HighsStatus.kError:
                 return FAILED
-            return STATUS_OF.get(self._highs.getModelStatus(), FAILED)
-        except Exception:  # whatever goes wrong inside HiGHS, the run has other windows
+        except RuntimeError:  # so HiGHS's own exceptions arrive here; the run has other windows
             return FAILED
+        return STATUS_OF.get(self._highs.getModelStatus(), FAILED)
 
 
 class _Quiet(highspy.Highs):

@@ -60,10 +60,14 @@ class HostSolver:
         raise NotImplementedError
 
     def solve(self, problem: AssignmentProblem) -> Solution:
-        """One problem."""
+        """One problem. Raises `ValueError` for one whose shapes do not go together: HiGHS would read beyond the shorter."""
         start = time.perf_counter()
-        feasible, opening = np.asarray(problem.feasible, bool), np.asarray(problem.opening, float)
-        cost, capacity = np.where(feasible, np.asarray(problem.cost, float), 0.0), np.asarray(problem.capacity, float)
+        cost, feasible = np.asarray(problem.cost, float), np.asarray(problem.feasible, bool)
+        capacity, opening = np.asarray(problem.capacity, float), np.asarray(problem.opening, float)
+        if cost.shape != feasible.shape or not cost.shape[-1:] == capacity.shape == opening.shape:
+            shapes = f"cost {cost.shape}, feasible {feasible.shape}, capacity {capacity.shape}, opening {opening.shape}"
+            raise ValueError(f"a formulation with a bug: {shapes}; they must be [N, D], [N, D], [D] and [D]")
+        cost = np.where(feasible, cost, 0.0)
         place, rows = np.full(len(cost), -1, np.int32), feasible.any(axis=1)
         status, objective, bound = FAILED, np.inf, -np.inf
         # As `usable` has it.

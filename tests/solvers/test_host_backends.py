@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import cvxpy
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -141,6 +142,26 @@ def test_errors_of_a_solver_stay_inside(monkeypatch):
         assert s.solve(random_problem(0, 5, 3, False, 0.5)).status == FAILED
 
 
+@pytest.mark.parametrize("kind", [HighsSolver, CvxpySolver])
+def test_a_bug_in_a_formulation_surfaces(kind, monkeypatch):
+    """It is no window that failed: the fallback would place every request, and nobody would know."""
+    p = random_problem(0, 5, 3, True, 0.5)
+    for name in ("capacity", "opening"):  # a DC too few, and a row of them a request
+        for wrong in (getattr(p, name)[:-1], np.broadcast_to(getattr(p, name), (5, 3))):
+            with pytest.raises(ValueError, match="a formulation with a bug: cost \\(5, 3\\)"):
+                kind().solve(eqx.tree_at(lambda q, name=name: getattr(q, name), p, wrong))
+    with pytest.raises(ValueError, match="feasible \\(5, 2\\)"):
+        kind().solve(eqx.tree_at(lambda q: q.feasible, p, np.asarray(p.feasible)[:, :2]))
+
+    def mistyped(*args, **options):
+        raise TypeError("incompatible function arguments")
+
+    s = kind()
+    monkeypatch.setattr(*((s._highs, "passModel", mistyped) if kind is HighsSolver else (cvxpy.Problem, "solve", mistyped)))
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        s.solve(p)
+
+
 def test_cvxpy_compiles_once_a_shape(monkeypatch):
     shapes, assignment = [], cvxpy_model.assignment
     monkeypatch.setattr(cvxpy_model, "assignment", lambda n, *args, **kind: shapes.append(n) or assignment(n, *args, **kind))
@@ -225,6 +246,7 @@ def test_constraints_that_cannot_be_met():
         ({"constraints": lambda m: [cvxpy.sum(m.x, axis=0) >= cvxpy.max(m.x)], "names": ["a", "b"]}, "2 names for 3 DCs"),
         ({"constraints": lambda m: [cvxpy.sum_squares(m.x) <= 1.0]}, "piecewise linear"),
         ({"constraints": lambda m: [m.capacity[0] * m.active[0] * m.x[0, 0] <= 1.0]}, "not DPP"),
+        ({"constraints": lambda m: [cvxpy.sum(m.x[:, 0]) <= cvxpy.Parameter(name="most")]}, "the parameter most has no value"),
     ],
 )
 def test_constraints_that_cannot_be_solved(options, words):
