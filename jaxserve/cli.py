@@ -42,6 +42,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/SCENARIO-TIME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run of --out.")] = False,
     hindsight: Annotated[bool, typer.Option("--hindsight", help="Also find the least carbon that any policy could have caused.")] = False,
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="Run the code that policies name, such as constraints.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario under its policies and compare them."""
@@ -59,6 +60,7 @@ def run(
                 out=out,
                 resume=resume,
                 hindsight=hindsight,
+                allow_code=allow_code,
                 progress=progress,
             )
     except KeyboardInterrupt:
@@ -162,6 +164,7 @@ def _measure(
 def check(scenario: ScenarioArgument, overrides: SetOption = None) -> None:
     """Read a scenario with its trace and grid, and say what a run would do, without running it."""
     from jaxserve.cases import check_policies
+    from jaxserve.policies.code import named_code, without_code
     from jaxserve.policies.registry import resolve_policies
     from jaxserve.scenario.compile import compile_scenario
     from jaxserve.scenario.load import load_scenario
@@ -171,7 +174,8 @@ def check(scenario: ScenarioArgument, overrides: SetOption = None) -> None:
     policies = resolve_policies(loaded.policies)
     labels = [policy["label"] for policy in policies]
     compiled = compile_scenario(loaded, base)
-    notes = (*compiled.notes, *check_policies(compiled, policies))
+    notes = [*compiled.notes, *check_policies(compiled, [without_code(policy) for policy in policies])]
+    notes += [f"{path} is code that a policy names: not looked at here, and run only with --allow-code" for path in named_code(policies)]
     r = compiled.requests
     console = _console(120)
 

@@ -1,6 +1,5 @@
 """A scenario under its policies, from files to a folder of results."""
 
-import importlib.metadata
 import json
 import os
 import time
@@ -24,7 +23,9 @@ from jaxserve.cases import build_case, check_policies, first_sizes
 from jaxserve.collect import SOLVE_SCHEMA, EnergyLedger, RequestRows, decision_counts, decision_notes, engine_frame, metrics, solve_table
 from jaxserve.engine.simulate import Simulation
 from jaxserve.errors import InputError
+from jaxserve.policies.code import named_code, source
 from jaxserve.policies.registry import resolve_policies
+from jaxserve.provenance import inputs, versions
 from jaxserve.scenario.compile import Compiled, compile_scenario
 from jaxserve.scenario.load import load_scenario, to_toml
 from jaxserve.scenario.spec import Scenario
@@ -113,6 +114,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     hindsight: bool = False,
+    allow_code: bool = False,
     base_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> Results:
@@ -120,7 +122,8 @@ def run(
 
     `scenario` is the name of a shipped one, a path, or a `Scenario` (its relative paths start at `base_dir`);
     `overrides` are `a.b=c` strings. `hindsight` adds the least carbon that any policy could have caused, and each policy's share of
-    the saving that it allows. Raises `InputError` for anything wrong with what was given.
+    the saving that it allows. `allow_code` lets policies run the code that they name, such as `constraints`; its source stays in the
+    folder. Raises `InputError` for anything wrong with what was given.
     """
     if isinstance(scenario, Scenario):
         if overrides:
@@ -131,7 +134,7 @@ def run(
     policies = resolve_policies(scenario.policies)
     scenario = scenario.model_copy(update={"policies": policies}).with_absolute_paths(base)
     compiled = compile_scenario(scenario, base)
-    compiled = replace(compiled, notes=(*compiled.notes, *check_policies(compiled, policies)))
+    compiled = replace(compiled, notes=(*compiled.notes, *check_policies(compiled, policies, allow_code=allow_code)))
     bound = None
     if hindsight:
         from jaxserve.hindsight import hindsight as bound_carbon  # it takes seconds to load cvxpy
@@ -139,16 +142,17 @@ def run(
         bound = bound_carbon(compiled)
     keep = Scratch() if out is None else None
     final = keep.path / "run" if keep else Path(str(out))
+    text, code = to_toml(scenario), {path: source(path) for path in named_code(policies)}
     folder = None
     try:
-        folder = Folder(final, to_toml(scenario), compiled.fingerprint(), resume=resume)
-        for policy in policies:
-            writer = RunWriter(folder.part(policy["label"]))
-            if not writer.whole:
-                _run_policy(compiled, policy, writer, progress or (lambda label, share: None))
-        results = _open(scenario, folder.work, compiled.notes, keep, bound)
-        _finish(results)
-        return _open(scenario, folder.finish(), compiled.notes, keep, bound)
+        with Folder.opened(final, text, inputs(compiled, text, code), code, resume=resume) as folder:
+            for policy in policies:
+                writer = folder.writer(policy["label"])
+                if not writer.whole:
+                    _run_policy(compiled, policy, writer, progress or (lambda label, share: None))
+            results = _open(scenario, folder.work, compiled.notes, keep, bound)
+            _finish(results)
+            return _open(scenario, folder.finish(), compiled.notes, keep, bound)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         kept = "make room, then go on with --resume: what is written so far is kept"
@@ -183,7 +187,7 @@ def _finish(results: Results) -> None:
             "scenario": results.scenario.name,
             "seed": results.scenario.seed,
             "notes": list(results.notes),
-            "versions": _versions(),
+            "versions": versions(),
             "policies": _plain(results.frame.drop(columns="simulated_req_per_wall_s")),
             **({"hindsight": asdict(results.hindsight)} if results.hindsight else {}),
         },
@@ -196,10 +200,6 @@ def _plain(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
         str(label): {str(name): None if pd.isna(value) else getattr(value, "item", lambda v=value: v)() for name, value in row.items()}
         for label, row in frame.astype(object).iterrows()
     }
-
-
-def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in ("jaxserve", "jax", "jaxlib", "numpy", "equinox", "pandas", "pyarrow")}
 
 
 def _left_range(runs: Sequence[Mapping[str, Sequence[int]]]) -> list[str]:
@@ -237,7 +237,7 @@ jax.monitoring.register_event_duration_secs_listener(_note_compile)
 def _run_policy(compiled: Compiled, policy: dict[str, Any], writer: RunWriter, progress: Progress) -> None:
     began, compiled_before = time.perf_counter(), _compile_s[0]
     s = compiled.scenario
-    case = build_case(compiled, policy)
+    case = build_case(compiled, policy, allow_code=True)  # `run` has asked
     step_windows = compiled.step_windows(case.policy.observes)
     horizon_steps = compiled.horizon_windows // step_windows
     sizes = first_sizes(compiled, case, step_windows)
@@ -280,7 +280,7 @@ def _run_policy(compiled: Compiled, policy: dict[str, Any], writer: RunWriter, p
             "steps_above_board": simulation.steps_above_board(),
             "decisions": decision_counts(simulation.fallbacks(), writer.folder / SOLVES, s.counted_from_s),
             "notes": [*compiled.notes, *_left_range([simulation.steps_outside()]), *_above_board([simulation.steps_above_board()])],
-            "versions": _versions(),
+            "versions": versions(),
             "device": str(jax.devices()[0].platform),
             "timing": {
                 "wall_s": wall_s,

@@ -1,15 +1,15 @@
 """The policies that a scenario can name: kind -> parameters and how to build it."""
 
-import importlib
 from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from jaxserve.engine.control import AbstractPolicy
 from jaxserve.engine.hosted import AbstractHostPolicy
 from jaxserve.errors import InputError, explain
+from jaxserve.policies.code import PATTERN, load_code, refuse_code
 from jaxserve.policies.formulations import AbstractFormulation, FacilityMilp, GreenLlm, IdleShare, Ilp, IterativeIlp, Variant
 from jaxserve.policies.greedy import Greedy, Latency, Signal
 from jaxserve.policies.optimise import OnDevice, OnHost
@@ -18,7 +18,7 @@ from jaxserve.policies.simple import LeastLoaded, RoundRobin
 from jaxserve.policies.weighted import MoerCap, MoerSoft
 from jaxserve.solvers.problem import GAP
 
-RESERVED = ("figures", "inputs", "scenario", "summary")
+RESERVED = ("code", "figures", "inputs", "lock", "scenario", "summary")
 """Stems of what stands beside the policies in a run folder."""
 
 Policy = AbstractPolicy | AbstractHostPolicy
@@ -91,8 +91,16 @@ class _Optimising(_Parameters):
     """Relative gap at which a solve counts as proven."""
     time_limit_s: float = Field(default=0.25, gt=0, le=3600)
     """Of a solve on the host; then the best assignment so far is used."""
-    constraints: str | None = Field(default=None, pattern=r"^\w+(\.\w+)*:\w+$")
-    """`module:function` that adds constraints to the cvxpy model."""
+    constraints: str | None = None
+    """`module:function` that adds constraints to the cvxpy model: code, which runs only where the user allows it."""
+
+    @model_validator(mode="after")
+    def _constraints_of_cvxpy(self) -> "_Optimising":
+        if self.constraints is not None and not PATTERN.fullmatch(self.constraints):
+            raise ValueError(f'constraints = "{self.constraints}": name a function as module:function, the module on the Python path')
+        if self.constraints is not None and self.solver != "cvxpy":
+            raise ValueError(f'constraints = "{self.constraints}" are added to the cvxpy model; set solver = "cvxpy"')
+        return self
 
 
 class IlpParameters(_Optimising):
@@ -128,8 +136,6 @@ def _optimising(formulation: Callable[..., AbstractFormulation]) -> Callable[...
         outlook: Outlook, *, solver: str, gap: float, time_limit_s: float, constraints: str | None = None, **parameters: Any
     ) -> Policy:
         asked = formulation(**parameters)
-        if constraints is not None and solver != "cvxpy":
-            raise InputError(f'constraints = "{constraints}" are added to the cvxpy model; set solver = "cvxpy"')
         if solver == "device":
             if outlook.measured:
                 raise InputError('decision_latency.kind = "measured" needs a solver on the host; set solver = "highs" or "cvxpy"')
@@ -140,22 +146,11 @@ def _optimising(formulation: Callable[..., AbstractFormulation]) -> Callable[...
             return OnHost(asked, HighsSolver(gap=gap, time_limit_s=time_limit_s), measured=outlook.measured)
         from jaxserve.solvers.cvxpy_model import CvxpySolver  # takes a second to load
 
-        added = None if constraints is None else _function(constraints)
+        added = None if constraints is None else load_code(constraints)
         back_end = CvxpySolver(gap=gap, time_limit_s=time_limit_s, constraints=added, names=outlook.sites)
         return OnHost(asked, back_end, measured=outlook.measured)
 
     return build
-
-
-def _function(path: str) -> Any:
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-        if not callable(found):
-            raise AttributeError(f"{name} is not a function")
-        return found
-    except Exception as error:  # importing runs the user's module, in which anything may go wrong
-        raise InputError(f'constraints = "{path}": {error}; name a function as module:function, the module on the Python path') from None
 
 
 def _plain(build: Callable[..., Policy]) -> Callable[..., Policy]:
@@ -217,10 +212,15 @@ def _label(parameters: _Parameters) -> str:
     return "-".join([parameters.model_dump()["kind"], *told])
 
 
-def build_policy(table: dict[str, Any], outlook: Outlook) -> Policy:
-    """The policy that a resolved table names; `outlook` is what a plan may know of the run. Raises `InputError`."""
+def build_policy(table: dict[str, Any], outlook: Outlook, *, allow_code: bool = False) -> Policy:
+    """The policy that a resolved table names; `outlook` is what a plan may know of the run.
+
+    Code that the table names runs only if `allow_code`. Raises `InputError`.
+    """
     values = {name: value for name, value in table.items() if name not in ("kind", "label")}
     try:
+        if not allow_code:
+            refuse_code(table)
         return REGISTRY[table["kind"]][1](outlook, **values)
     except InputError as error:
         raise InputError(f"policy {table['label']}: {error}") from None

@@ -1,5 +1,6 @@
 """The scenario file: every field, its unit, its default and its bounds."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -278,18 +279,28 @@ class Scenario(_Strict):
 
     def with_absolute_paths(self, base_dir: Path) -> "Scenario":
         """The same scenario with its file paths made absolute, so that it means the same from any folder."""
+        return self._with_paths(lambda path: str((base_dir / path).resolve()))
 
-        def absolute(path: str) -> str:
-            return str((base_dir / path).resolve())
+    def input_files(self) -> list[str]:
+        """The paths of the files that the scenario reads, as it has them."""
+        paths: list[str] = []
 
+        def note(path: str) -> str:
+            paths.append(path)
+            return path
+
+        self._with_paths(note)
+        return paths
+
+    def _with_paths(self, change: Callable[[str], str]) -> "Scenario":
         workload, grid, knowledge = self.workload, self.grid, self.osl_knowledge
         if isinstance(workload, TraceWorkload):
-            workload = workload.model_copy(update={"path": absolute(workload.path)})
+            workload = workload.model_copy(update={"path": change(workload.path)})
         elif workload.lengths.quantiles_file is not None:
-            lengths = workload.lengths.model_copy(update={"quantiles_file": absolute(workload.lengths.quantiles_file)})
+            lengths = workload.lengths.model_copy(update={"quantiles_file": change(workload.lengths.quantiles_file)})
             workload = workload.model_copy(update={"lengths": lengths})
         if isinstance(grid, FileGrid):
-            grid = grid.model_copy(update={"path": [absolute(path) for path in grid.path]})
+            grid = grid.model_copy(update={"path": [change(path) for path in grid.path]})
         if isinstance(knowledge, PredictedKnowledge | NoiseKnowledge) and knowledge.model is not None:
-            knowledge = knowledge.model_copy(update={"model": absolute(knowledge.model)})
+            knowledge = knowledge.model_copy(update={"model": change(knowledge.model)})
         return self.model_copy(update={"workload": workload, "grid": grid, "osl_knowledge": knowledge})

@@ -51,13 +51,14 @@ def test_unfinished_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     partial.mkdir()
     (partial / "round_robin").mkdir()
     refused(
-        call(capsys, monkeypatch, "run", scenario, "--out", out, "--resume"), out, "out.partial: the unfinished run is of another scenario"
+        call(capsys, monkeypatch, "run", scenario, "--out", out, "--resume"), out, "out.partial: has no inputs.json that says what began"
     )
-    (partial / "scenario.toml").write_text("seed = 2\n")
     refused(call(capsys, monkeypatch, "run", scenario, "--out", out), out, "out.partial: an unfinished run is here; go on with --resume")
-    refused(call(capsys, monkeypatch, "run", scenario, "--out", out, "--resume"), out, "is of another scenario")
-    (partial / "scenario.toml").write_bytes(b"\xff\xfe")
-    refused(call(capsys, monkeypatch, "run", scenario, "--out", out, "--resume"), out, "is of another scenario")
+    for text in (b"", b"\xff\xfe", b"[]", b'{"versions": '):
+        (partial / "inputs.json").write_bytes(text)
+        refused(call(capsys, monkeypatch, "run", scenario, "--out", out, "--resume"), out, "has no inputs.json that says what began")
+    (partial / "inputs.json").write_text("{}")
+    refused(call(capsys, monkeypatch, "run", scenario, "--out", out, "--resume"), out, "was begun by jaxserve none, and this is")
 
 
 def no_space(*_: Any, **__: Any) -> Any:

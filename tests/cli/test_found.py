@@ -48,7 +48,7 @@ def test_constraints_of_a_module_that_fails(text: str, tmp_path: Path, monkeypat
     (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     policy = f'policies=[{{kind="ilp", solver="cvxpy", constraints="{name}:f"}}]'
-    refuse(write_scenario(tmp_path), f'constraints = "{name}:f"', arguments=("--set", policy))
+    refuse(write_scenario(tmp_path), f'constraints = "{name}:f"', arguments=("--set", policy, "--allow-code"))
 
 
 @pytest.mark.parametrize("item", ["1", "'x'", "None"])
@@ -57,7 +57,7 @@ def test_constraints_that_are_none(item: str, tmp_path: Path, capsys: pytest.Cap
     (tmp_path / f"{name}.py").write_text(f"def f(model):\n    return [{item}]\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     policy = f'policies=[{{kind="ilp", solver="cvxpy", constraints="{name}:f"}}]'
-    outcome = call(capsys, monkeypatch, "run", write_scenario(tmp_path), "--out", tmp_path / "out", *QUICK, "--set", policy)
+    outcome = call(capsys, monkeypatch, "run", write_scenario(tmp_path), "--out", tmp_path / "out", *QUICK, "--set", policy, "--allow-code")
     assert outcome.code == 2 and f"the function returned {item} among its constraints" in outcome.err and "Traceback" not in outcome.err
 
 
@@ -91,8 +91,8 @@ def test_check_refuses_what_run_refuses(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_label_that_is_a_file_of_the_run_folder(tmp_path: Path, refuse: Refuse) -> None:
-    label = 'policies=[{kind="round_robin", label="inputs.sha256"}]'
-    refuse(write_scenario(tmp_path), "inputs.sha256", arguments=("--set", label))
+    label = 'policies=[{kind="round_robin", label="inputs.json"}]'
+    refuse(write_scenario(tmp_path), "inputs.json", arguments=("--set", label))
 
 
 def test_a_column_selected_twice() -> None:

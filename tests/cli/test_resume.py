@@ -79,7 +79,7 @@ def uninterrupted(scenario: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def assert_same_bytes(out: Path, uninterrupted: Path) -> None:
     """All tables and the resolved scenario agree, and nothing of the way there is left."""
     assert {path.relative_to(out) for path in out.rglob("*")} == {path.relative_to(uninterrupted) for path in uninterrupted.rglob("*")}
-    for name in ("scenario.toml", *(f"{label}/{table}" for label in POLICIES for table in TABLES)):
+    for name in ("scenario.toml", "inputs.json", *(f"{label}/{table}" for label in POLICIES for table in TABLES)):
         assert (out / name).read_bytes() == (uninterrupted / name).read_bytes(), name
     assert not list(out.parent.glob("*.partial"))
 
@@ -160,6 +160,6 @@ def test_a_trace_that_changed_in_between(tmp_path: Path, capsys: pytest.CaptureF
     honest = trace.read_text()
     trace.write_text(honest.replace(",600,", ",601,"))
     outcome = call(capsys, monkeypatch, "run", scenario, "--out", out, "--resume")
-    assert outcome.code == 2 and "the unfinished run read another trace or grid file under the same name" in outcome.err
+    assert outcome.code == 2 and f"the unfinished run read {trace} when it held something else" in outcome.err
     trace.write_text(honest)
     assert call(capsys, monkeypatch, "run", scenario, "--out", out, "--resume").code == 0

@@ -1,10 +1,12 @@
 """The folder that a run leaves: what the contract lists under "Output of a run", column by column, and what it promises."""
 
+import hashlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import jaxlib
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -77,7 +79,7 @@ def requests_of(policy: Path) -> pd.DataFrame:
 
 
 def test_the_files_are_those_of_the_contract_and_no_others(folder: Path) -> None:
-    assert {path.name for path in folder.iterdir()} == {"scenario.toml", "summary.json", "figures", *POLICIES}
+    assert {path.name for path in folder.iterdir()} == {"scenario.toml", "inputs.json", "summary.json", "figures", *POLICIES}
     for label in POLICIES:
         assert {path.name for path in (folder / label).iterdir()} == {
             "requests.parquet", "ledger.parquet", "engines.parquet", "summary.json",
@@ -183,6 +185,18 @@ def test_summaries(folder: Path) -> None:
         attained = requests_of(folder / label)["slo_ok"].mean()
         assert single["metrics"]["slo_attainment"] == pytest.approx(attained, rel=1e-12)
     assert whole["policies"]["green"]["saving_vs_baseline"] > 0
+
+
+def test_the_inputs_are_named_and_hashed(folder: Path, scenario: Path) -> None:
+    """As `sha256sum` has them, so that a folder alone proves what was run."""
+    told = json.loads((folder / "inputs.json").read_text())
+    trace_csv = (scenario.parent / "trace.csv").resolve()
+    assert told["files_sha256"] == {str(trace_csv): hashlib.sha256(trace_csv.read_bytes()).hexdigest()}
+    assert told["scenario_sha256"] == hashlib.sha256((folder / "scenario.toml").read_bytes()).hexdigest()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert told["versions"] == summary["versions"] and told["versions"]["jaxlib"] == jaxlib.__version__
+    assert told["coefficients"]["model"] == "Llama-3.1-8B" and len(told["coefficients"]["sha256"]) == 64
+    assert told["code_sha256"] == {}
 
 
 def test_figures_exist(folder: Path) -> None:

@@ -196,7 +196,7 @@ HERE = "tests.unit.test_hosted"
 
 def test_constraints_of_ones_own(tmp_path: Path) -> None:
     table = ILP | {"solver": "cvxpy", "constraints": f"{HERE}:nothing_to_clean"}
-    results = go(tmp_path, {"policies": [table], "horizon_s": 1.0})
+    results = go(tmp_path, {"policies": [table], "horizon_s": 1.0}, allow_code=True)
     solves, mine = batches(results)
     solved = np.flatnonzero(solves["status"] == "optimal")
     assert len(solved) > 5 and all(set(mine[i]["dc"]) == {"dirty"} for i in solved)
@@ -206,19 +206,19 @@ def test_constraints_of_ones_own(tmp_path: Path) -> None:
     ("table", "sentence"),
     [
         ({"solver": "device"}, '^policy host: decision_latency.kind = "measured" needs a solver on the host; set solver'),
-        ({"constraints": "a.b:c"}, r'^policy host: constraints = "a.b:c" are added to the cvxpy model; set solver'),
-        ({"solver": "device", "constraints": "a.b:c"}, r'^policy host: constraints = "a.b:c" are added to the cvxpy model'),
+        ({"constraints": "a.b:c"}, r'^policies.0: constraints = "a.b:c" are added to the cvxpy model; set solver'),
+        ({"solver": "device", "constraints": "a.b:c"}, r'^policies.0: constraints = "a.b:c" are added to the cvxpy model'),
         ({"solver": "cvxpy", "constraints": "no.such:thing"}, r'^policy host: constraints = "no.such:thing": No module'),
         ({"solver": "cvxpy", "constraints": f"{HERE}:nothing"}, "has no attribute 'nothing'; name a function as module:function"),
         ({"solver": "cvxpy", "constraints": f"{HERE}:HERE"}, "HERE is not a function; name a function as module:function"),
-        ({"solver": "cvxpy", "constraints": "no colon"}, r"^policies.0.constraints: "),
-        ({"solver": "cvxpy", "constraints": ".relative:thing"}, r"^policies.0.constraints: "),
+        ({"solver": "cvxpy", "constraints": "no colon"}, r"^policies.0: constraints = .no colon.: name a function as module:function"),
+        ({"solver": "cvxpy", "constraints": ".relative:thing"}, r"^policies.0: constraints = .\.relative:thing.: name a function"),
         ({"solver": "scip"}, r"^policies.0.solver: "),
     ],
 )
 def test_what_does_not_go_together(table: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=sentence):
-        go(tmp_path, MEASURED | {"policies": [ILP | table]})
+        go(tmp_path, MEASURED | {"policies": [ILP | table]}, allow_code=True)
 
 
 def test_no_sweep_with_a_solver_on_the_host(tmp_path: Path) -> None:

@@ -215,6 +215,18 @@ def test_paths_become_absolute(tmp_path: Path) -> None:
     assert scenario().with_absolute_paths(tmp_path) == scenario()  # nothing to do
 
 
+def test_input_files() -> None:
+    """All that is read beside the scenario: a run folder keeps their hashes."""
+    assert scenario().input_files() == []
+    files = {
+        "workload": {"kind": "trace", "path": "a.csv"},
+        "grid": {"kind": "file", "path": ["2023.csv", "2024.csv"]},
+        "osl_knowledge": {"kind": "predicted", "model": "osl.zip"},
+    }
+    assert scenario(files).input_files() == ["a.csv", "2023.csv", "2024.csv", "osl.zip"]
+    assert scenario({"workload.lengths": {"quantiles_file": "q.csv"}}).input_files() == ["q.csv"]
+
+
 @pytest.mark.parametrize("name", shipped_scenarios())
 def test_what_is_written_back_reads_as_the_same(name: str, tmp_path: Path) -> None:
     first, _ = load_scenario(name)
