@@ -135,17 +135,17 @@ def run(
     scenario = scenario.model_copy(update={"policies": policies}).with_absolute_paths(base)
     compiled = compile_scenario(scenario, base)
     compiled = replace(compiled, notes=(*compiled.notes, *check_policies(compiled, policies, allow_code=allow_code)))
-    bound = None
-    if hindsight:
-        from jaxserve.hindsight import hindsight as bound_carbon  # it takes seconds to load cvxpy
-
-        bound = bound_carbon(compiled)
     keep = Scratch() if out is None else None
     final = keep.path / "run" if keep else Path(str(out))
     text, code = to_toml(scenario), {path: source(path) for path in named_code(policies)}
     folder = None
     try:
         with Folder.opened(final, text, inputs(compiled, text, code), code, resume=resume) as folder:
+            bound = None
+            if hindsight:
+                from jaxserve.hindsight import hindsight as bound_carbon  # it takes seconds to load cvxpy
+
+                bound = bound_carbon(compiled)
             for policy in policies:
                 writer = folder.writer(policy["label"])
                 if not writer.whole:
