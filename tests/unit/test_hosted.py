@@ -6,12 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import cvxpy
+import equinox as eqx
 import numpy as np
 import pandas as pd
 import pytest
+from jax import Array
 
 import jaxserve
+from jaxserve.engine.batch import Batch
+from jaxserve.engine.control import View
 from jaxserve.errors import InputError
+from jaxserve.policies import registry
+from jaxserve.policies.formulations import Ilp
 from jaxserve.run import Results
 from jaxserve.solvers.cvxpy_model import Model
 from jaxserve.solvers.highs import HighsSolver
@@ -164,6 +170,22 @@ def test_answers_that_fail(tmp_path: Path, use: Any) -> None:
     )
     for i in np.flatnonzero(unanswered & (solves["fallback_round_robin"] == 0)):
         assert set(mine[i]["dc"]) == {"clean"}
+
+
+class OneDcShort(Ilp):
+    """A formulation with a bug: it forgets the capacity of the last DC."""
+
+    def problem(self, view: View, batch: Batch, placed: Array) -> AssignmentProblem:
+        """The ILP's, all but that."""
+        return eqx.tree_at(lambda p: p.capacity, super().problem(view, batch, placed), replace_fn=lambda capacity: capacity[:-1])
+
+
+@pytest.mark.parametrize("solver", ["highs", "cvxpy"])
+def test_a_formulation_with_a_bug_ends_the_run(solver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fallback would place every request, and the run would look like one."""
+    monkeypatch.setitem(registry.REGISTRY, "ilp", (registry.IlpParameters, registry._optimising(OneDcShort)))
+    with pytest.raises(ValueError, match=r"^a formulation with a bug: cost \(\d+, 2\), .* capacity \(1,\)"):
+        go(tmp_path, {"policies": [ILP | {"solver": solver}]})
 
 
 @pytest.fixture(scope="module")
