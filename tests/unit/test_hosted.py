@@ -172,19 +172,19 @@ def test_answers_that_fail(tmp_path: Path, use: Any) -> None:
         assert set(mine[i]["dc"]) == {"clean"}
 
 
-class OneDcShort(Ilp):
-    """A formulation with a bug: it forgets the capacity of the last DC."""
+class OneRowShort(Ilp):
+    """A formulation with a bug: it does not say which DCs can serve the last request."""
 
     def problem(self, view: View, batch: Batch, placed: Array) -> AssignmentProblem:
         """The ILP's, all but that."""
-        return eqx.tree_at(lambda p: p.capacity, super().problem(view, batch, placed), replace_fn=lambda capacity: capacity[:-1])
+        return eqx.tree_at(lambda p: p.feasible, super().problem(view, batch, placed), replace_fn=lambda feasible: feasible[:-1])
 
 
 @pytest.mark.parametrize("solver", ["highs", "cvxpy"])
 def test_a_formulation_with_a_bug_ends_the_run(solver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fallback would place every request, and the run would look like one."""
-    monkeypatch.setitem(registry.REGISTRY, "ilp", (registry.IlpParameters, registry._optimising(OneDcShort)))
-    with pytest.raises(ValueError, match=r"^a formulation with a bug: cost \(\d+, 2\), .* capacity \(1,\)"):
+    monkeypatch.setitem(registry.REGISTRY, "ilp", (registry.IlpParameters, registry._optimising(OneRowShort)))
+    with pytest.raises(ValueError, match=r"^a formulation with a bug: cost \(\d+, 2\), feasible \(\d+, 2\), capacity"):
         go(tmp_path, {"policies": [ILP | {"solver": solver}]})
 
 
