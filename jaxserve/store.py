@@ -53,7 +53,7 @@ class Folder:
         if resume and not work.exists():
             raise InputError(f"{work}: there is no unfinished run to go on with; leave out --resume")
         work.mkdir(parents=True, exist_ok=True)
-        with _held(work / LOCK):
+        with held(work / LOCK):
             _refuse_taken(final)  # by a process that held it until now
             # Where no policy has begun, on a full disk say, there is nothing to keep.
             blank = all(path.suffix == FRESH or path.name in (LOCK, CODE, SCENARIO, INPUTS) for path in work.iterdir())
@@ -88,7 +88,7 @@ def _refuse_taken(final: Path) -> None:
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[None]:
+def held(path: Path) -> Iterator[None]:
     """Hold the lock file `path`, or say at once who does."""
     # A lock of the system's, not the mere being there of a file: it ends with the process that holds it, by kill -9 too, so nobody is
     # locked out by what is left of a dead one. Appending, so that whose it is stays readable until the lock is ours.

@@ -13,6 +13,7 @@ import pandas as pd
 import jaxserve
 from jaxserve.errors import InputError
 from jaxserve.scenario.load import load_scenario, to_toml
+from jaxserve.store import LOCK, held
 from jaxserve.studies.processes import spread
 from jaxserve.studies.saturation import saturation
 from jaxserve.studies.setups import SATURATION, Group, Policy, Variant
@@ -37,15 +38,21 @@ def measure(groups: Sequence[Group], folder: Path, jobs: int, progress: Progress
     """
     path = folder / RUNS
     wanted = [keys(group) for group in groups]
-    kept = _kept(path)
-    left = [_without(group, mine, kept) for group, mine in zip(groups, wanted, strict=True)]
-    left = [group for group in left if group.runs]
-    began = time.perf_counter()
-    for done, (group, rows) in enumerate(spread(run_group, left, jobs), start=1):
-        kept |= {row["key"]: row for row in rows}
-        _write(path, kept)
-        name = f"{group.model}, {group.part}, {group.scenario}, {group.policy}"
-        progress(f"{done} of {len(left)}, {time.perf_counter() - began:.0f} s: {name} ({len(rows)} runs)")
+    _kept(path)  # refuses a folder of something else before anything is written there
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with held(folder / LOCK):
+            kept = _kept(path)
+            left = [_without(group, mine, kept) for group, mine in zip(groups, wanted, strict=True)]
+            left = [group for group in left if group.runs]
+            began = time.perf_counter()
+            for done, (group, rows) in enumerate(spread(run_group, left, jobs), start=1):
+                kept |= {row["key"]: row for row in rows}
+                _write(path, kept)
+                name = f"{group.model}, {group.part}, {group.scenario}, {group.policy}"
+                progress(f"{done} of {len(left)}, {time.perf_counter() - began:.0f} s: {name} ({len(rows)} runs)")
+    except OSError as error:
+        raise InputError(f"{error.filename or folder}: cannot be written ({error.strerror or error})") from None
     return pd.DataFrame([kept[key] for mine in wanted for key in mine])
 
 
@@ -106,9 +113,5 @@ def _kept(path: Path) -> dict[str, Row]:
 def _write(path: Path, kept: dict[str, Row]) -> None:
     """All rows, in one move: whoever stops the command finds a whole file."""
     beside = path.with_suffix(".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pd.DataFrame(list(kept.values())).to_csv(beside, index=False)
-        beside.replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+    pd.DataFrame(list(kept.values())).to_csv(beside, index=False)
+    beside.replace(path)

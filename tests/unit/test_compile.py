@@ -148,7 +148,16 @@ def test_sizes_hold_the_busiest_step() -> None:
     case = compiled({"workload.rate_req_per_s": 100.0})
     sizes = case.sizes(10)
     busiest = int(np.bincount(case.engine_requests.arrival_s.astype(int)).max())
-    assert sizes.slots == 16 and busiest <= sizes.step_requests < busiest + 16
+    longest = int(case.engine_requests.osl.max())
+    assert longest - 1 <= sizes.stay and busiest <= sizes.step_requests < busiest + 16
+
+
+def test_answers_too_long_for_so_many_engines(tmp_path: Path) -> None:
+    """A calendar of 2^20 and more decode steps on each of over 256 engines is more than the 200 million that a run may hold."""
+    (tmp_path / "t.csv").write_text("arrival_s,isl,osl\n0,5,5\n1,5,1200000\n")
+    trace = {"workload": {"kind": "trace", "path": str(tmp_path / "t.csv")}, "sites.0.nodes": 128, "engine.kv_capacity_tokens": 2_000_000}
+    with pytest.raises(InputError, match=r"request 1 \(arrival 1 s\) has an OSL of 1200000, on \d+ engines more than a run may hold"):
+        compiled(trace)
 
 
 # --- Decision latency
