@@ -20,9 +20,9 @@ import jax
 
 if TYPE_CHECKING:
     from jaxserve.errors import InputError as InputError
-    from jaxserve.run import Results as Results
-    from jaxserve.run import Run as Run
-    from jaxserve.run import run as run
+    from jaxserve.running import Results as Results
+    from jaxserve.running import Run as Run
+    from jaxserve.running import run as run
     from jaxserve.scenario.load import load_scenario as load_scenario
     from jaxserve.scenario.spec import Scenario as Scenario
     from jaxserve.sweep import sweep as sweep
@@ -39,9 +39,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 _HOMES = {
-    "run": "jaxserve.run",
-    "Results": "jaxserve.run",
-    "Run": "jaxserve.run",
+    "run": "jaxserve.running",
+    "Results": "jaxserve.running",
+    "Run": "jaxserve.running",
     "sweep": "jaxserve.sweep",
     "load_scenario": "jaxserve.scenario.load",
     "Scenario": "jaxserve.scenario.spec",
@@ -59,8 +59,12 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_HOMES[name]), name)
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 class _Package(ModuleType):
-    """`jaxserve.run` is the function, although importing the module of that name would put the module in its place."""
+    """`jaxserve.sweep` is the function, although importing the module of that name would put the module in its place."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

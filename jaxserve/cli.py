@@ -47,7 +47,7 @@ def run(
 ) -> None:
     """Run a scenario under its policies and compare them."""
     from jaxserve.analysis.compare import table
-    from jaxserve.run import run as run_scenario
+    from jaxserve.running import run as run_scenario
 
     if resume and out is None:
         raise InputError("--resume needs the --out of the run to go on with")

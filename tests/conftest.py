@@ -23,5 +23,5 @@ def _compiled_programs_do_not_pile_up() -> Iterator[None]:
 def no_figures() -> Iterator[None]:
     """Runs without figures, which take longer than a small run itself, for tests of what is in the tables."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("jaxserve.run"), "save_figures", lambda *_, **__: None)
+        patch.setattr(importlib.import_module("jaxserve.running"), "save_figures", lambda *_, **__: None)
         yield

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from jaxserve.errors import InputError
-from jaxserve.run import run
+from jaxserve.running import run
 from jaxserve.scenario.load import load_scenario
 
 STAYS = 10.0

@@ -17,7 +17,7 @@ def refuse(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
         raise AssertionError("the fault was not found before the run began")
 
     # Through importlib: the package's attribute of that name is the function.
-    monkeypatch.setattr(importlib.import_module("jaxserve.run"), "_run_policy", never)
+    monkeypatch.setattr(importlib.import_module("jaxserve.running"), "_run_policy", never)
     monkeypatch.chdir(tmp_path)
 
     def run(scenario: str | Path, *parts: str, arguments: tuple[str, ...] = ()) -> None:

@@ -16,7 +16,7 @@ import pytest
 import jaxserve.store
 from tests.cli.helpers import Outcome, Refuse, call, refused, write_scenario
 
-RUN = importlib.import_module("jaxserve.run")  # the attribute of that name is the function
+RUN = importlib.import_module("jaxserve.running")
 
 
 # --- The folder of results

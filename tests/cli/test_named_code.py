@@ -81,7 +81,7 @@ def test_what_ran_is_kept_and_nothing_else_goes_on(
         raise Stopped
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(importlib.import_module("jaxserve.run"), "_run_policy", stop)
+        patch.setattr(importlib.import_module("jaxserve.running"), "_run_policy", stop)
         jaxserve.run(scenario, out=out, allow_code=True)
 
     def resume() -> Outcome:

@@ -17,7 +17,7 @@ DRIVER = """
 import importlib, os, signal, sys
 from pathlib import Path
 
-run = importlib.import_module("jaxserve.run")
+run = importlib.import_module("jaxserve.running")
 run.CHECKPOINT_EVERY_S = 0.0  # after every chunk
 scenario, out, policy, share = sys.argv[1:]
 checkpoint = Path(out + ".partial") / policy / "checkpoint.npz"
@@ -33,7 +33,7 @@ SLOW_CLI = """
 import importlib, signal, time
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs tests in the background has it ignored
-importlib.import_module("jaxserve.run").CHECKPOINT_EVERY_S = 0.0
+importlib.import_module("jaxserve.running").CHECKPOINT_EVERY_S = 0.0
 store = importlib.import_module("jaxserve.store")
 honest = store.RunWriter.checkpoint
 
@@ -155,7 +155,7 @@ def test_a_trace_that_changed_in_between(tmp_path: Path, capsys: pytest.CaptureF
             raise Stopped
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(importlib.import_module("jaxserve.run"), "CHECKPOINT_EVERY_S", 0.0)
+        patch.setattr(importlib.import_module("jaxserve.running"), "CHECKPOINT_EVERY_S", 0.0)
         jaxserve.run(scenario, out=out, progress=stop)
     honest = trace.read_text()
     trace.write_text(honest.replace(",600,", ",601,"))

@@ -18,7 +18,7 @@ from jaxserve.engine.control import View
 from jaxserve.errors import InputError
 from jaxserve.policies import registry
 from jaxserve.policies.formulations import Ilp
-from jaxserve.run import Results
+from jaxserve.running import Results
 from jaxserve.solvers.cvxpy_model import Model
 from jaxserve.solvers.highs import HighsSolver
 from jaxserve.solvers.problem import BUDGET, FAILED, INFEASIBLE, AssignmentProblem, Solution
@@ -259,7 +259,7 @@ class Killed(BaseException):
 def test_killed_and_resumed(label: str, changes: dict[str, Any], tmp_path: Path, use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bytes as a run that nothing stopped, tables of solves included; the solver on the host has a backlog when it is stopped."""
     use(Timed)
-    monkeypatch.setattr(importlib.import_module("jaxserve.run"), "CHECKPOINT_EVERY_S", 0.0)
+    monkeypatch.setattr(importlib.import_module("jaxserve.running"), "CHECKPOINT_EVERY_S", 0.0)
     go(tmp_path, changes, out=tmp_path / "whole")
 
     def stop(_: str, done: float) -> None:

@@ -10,12 +10,12 @@ import pytest
 
 import jaxserve
 from jaxserve.errors import InputError
-from jaxserve.run import Results
+from jaxserve.running import Results
 from jaxserve.scenario import compile
 from jaxserve.units import J_PER_KWH
 from tests.cli.helpers import write_scenario
 
-RUN = importlib.import_module("jaxserve.run")  # the attribute of that name is the function
+RUN = importlib.import_module("jaxserve.running")
 WARM_S, HORIZON_S = 7.5, 20.0
 BUSY = {
     "horizon_s": HORIZON_S,
