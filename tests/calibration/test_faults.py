@@ -139,6 +139,7 @@ def test_nothing_that_fits_in_memory(tmp_path: Path):
     assert "rows 2, 3: their cache does not fit beside the weights, left out: nothing is left to fit" in result.output
 
 
+@pytest.mark.slow  # fits twice for one sentence
 def test_static_batches_of_one_token_beside_prefill_steps_are_told_of(tmp_path: Path):
     prefill = [{"phase": "prefill", "batch": 1, "seq_len": n, "time_s": 0.005 + 5e-5 * n + 1e-9 * n * n} for n in range(64, 1400, 128)]
     alone = [{"phase": "end_to_end", "batch": b, "isl": 512, "osl": 1, "time_s": 0.03 * b} for b in (1, 2)]
@@ -177,6 +178,7 @@ def test_a_log_whose_prefill_never_pauses(tmp_path: Path):
     assert result.exit_code == 2 and "no stretch of prefill lies wholly within the requests to fit to" in result.output
 
 
+@pytest.mark.slow  # a whole fit for one line
 def test_a_log_in_which_all_arrive_at_once_holds_no_nan(tmp_path: Path):
     rng, wait, rows = np.random.default_rng(0), 0.0, []
     for _ in range(60):

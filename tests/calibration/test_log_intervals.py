@@ -61,6 +61,7 @@ def test_what_errs_together_widens_the_standard_errors():
     np.testing.assert_allclose(identify(result, np.arange(len(m))).standard_error, alone.standard_error)
 
 
+@pytest.mark.slow  # logs with waits are fitted in test_request_log
 def test_a_log_without_waits_is_fitted_and_its_intervals_hold_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Steps scatter by 3 %; over 14 logs with waits 98 % of the intervals of decode held the truth when this was written."""
     log = oracle_log(tmp_path / "log.csv", PLAIN, LIMITS, monkeypatch, n=128, rate=6.0, noise=0.03, waits=False)

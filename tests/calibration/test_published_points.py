@@ -131,6 +131,7 @@ def anl_sweep(name: str, hardware: str) -> pd.DataFrame:
     return t.assign(error_percent=errors)[["in_out_len", "batch", "latency_s", "error_percent"]]
 
 
+@pytest.mark.slow  # many short replays
 def test_points_lie_within_their_stated_tolerance():
     found = points()
     missed = [p for p in found if p.tolerance is not None and abs(p.error) > p.tolerance]

@@ -31,7 +31,7 @@ def errors_of(log: Path, coefficients: Path, **options: object) -> dict[str, dic
     return validate(log, str(coefficients), **LIMITS, **options).errors["all"]
 
 
-@pytest.mark.parametrize("batching", ["prefill_first", "study"])
+@pytest.mark.parametrize("batching", [pytest.param("prefill_first", marks=pytest.mark.slow), "study"])
 def test_the_engines_own_log_gives_back_what_it_was_made_with(batching: str, tmp_path: Path):
     log = written_log(tmp_path / "log.csv", COEFFICIENTS, n=240, rate=6.0, limits=LIMITS, batching=batching)
     fitted(log, tmp_path / "c.toml", "--max-num-batched-tokens", "2048")
@@ -108,6 +108,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(case: str, tmp_path: Path)
     assert not out.exists()
 
 
+@pytest.mark.slow  # made logs are fitted above
 @needs_data
 @pytest.mark.parametrize(("gpu", "ttft", "tpot", "e2e"), [("RTX4090", 4.0, 9.0, 4.0), ("RTXPRO6000", 4.0, 14.0, 8.0)])
 def test_second_half_of_the_published_logs(gpu: str, ttft: float, tpot: float, e2e: float, tmp_path: Path):

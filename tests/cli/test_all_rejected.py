@@ -8,12 +8,13 @@ import pytest
 import jaxserve
 from tests.cli.helpers import call, write_scenario
 
-KINDS = ("round_robin", "least_loaded", "moer_cap", "freesh", "green_llm_lp", "ilp")
+QUICK = [{"kind": "round_robin"}, {"kind": "green_llm_lp"}]
+OTHERS = [{"kind": kind} for kind in ("least_loaded", "moer_cap", "freesh", "ilp")] + [{"kind": "ilp", "solver": "highs"}]
 TOO_LONG = {"engine.max_model_len": 100, "engine.oversize": "reject"}
 
 
-def test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    policies = [{"kind": kind} for kind in KINDS] + [{"kind": "ilp", "solver": "highs"}]
+@pytest.mark.parametrize("policies", [QUICK, pytest.param(QUICK[:1] + OTHERS, marks=pytest.mark.slow)], ids=["two", "the others"])
+def test_runs(policies: list[dict[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = write_scenario(tmp_path, TOO_LONG | {"policies": policies})
     outcome = call(capsys, monkeypatch, "run", scenario, "--hindsight", "--out", tmp_path / "out")
     assert (outcome.code, outcome.err) == (0, "")

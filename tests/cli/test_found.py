@@ -132,6 +132,7 @@ def test_steps_that_ask_for_more_than_the_board_are_charged_that_and_told(
     assert "steps ask by their energy coefficients" in " ".join(outcome.out.split())
 
 
+@pytest.mark.slow  # every policy that looks at carbon
 def test_clean_beyond_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where marginal carbon intensity is below 0 everywhere, the cleanest is the most negative, for every policy that looks for it."""
     (tmp_path / "grid.csv").write_text("datetime_utc,FR,PL\n" + "".join(f"2022-01-04 {h:02d}:00,-400,-100\n" for h in range(10, 15)))

@@ -114,6 +114,7 @@ def stamp(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
+@pytest.mark.slow  # two processes more; one that is killed is above
 def test_stopped_from_outside_then_again(
     scenario: Path, uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

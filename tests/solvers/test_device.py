@@ -68,7 +68,7 @@ def test_alone_as_among_others(openings: bool):
         assert alone.status == together.status[i]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 def test_as_highs_at_the_study_s_size(seed: int):
     """16 DCs, too many open sets to enumerate."""
     for openings, exact in ((False, 1e-6), (True, GAP)):
@@ -99,7 +99,7 @@ _queued = jax.jit(lambda problems, nodes, lanes: solve_facilities(problems, lane
 _side_by_side = jax.jit(jax.vmap(lambda problem, nodes: solve_facility(problem, nodes=nodes), in_axes=(0, None)))
 
 
-@pytest.mark.parametrize(("lanes", "nodes"), [(1, 1000), (3, 1000), (3, 4)])
+@pytest.mark.parametrize(("lanes", "nodes"), [pytest.param(1, 1000, marks=pytest.mark.slow), (3, 1000), (3, 4)])
 def test_lanes_that_take_the_next_problem_answer_as_side_by_side(lanes: int, nodes: int):
     """Wherever a problem is taken up; side by side all wait for the slowest. One is infeasible, one empty, and with few nodes some are
     cut short.

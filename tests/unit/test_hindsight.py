@@ -1,5 +1,6 @@
 """No policy emits less than `hindsight` says, nor does any packing of steps; and where the least carbon is known, that is what it says."""
 
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -339,8 +340,15 @@ def other_prefill(rng: random.Random, form: str, budget: int, longest: int) -> t
     return {"form": form, **table}, TypeAdapter(PrefillTable).validate_python({"form": form, **table}).model()
 
 
-@pytest.mark.parametrize("form", ["study", "piecewise", "table"])
-@pytest.mark.parametrize("batching", ["study", "prefill_first", "study padded", "prefill_first padded"])
+BATCHINGS, FORMS = ("study", "prefill_first", "study padded", "prefill_first padded"), ("study", "piecewise", "table")
+QUICK = (("study", "piecewise"), ("prefill_first", "study"), ("study padded", "study"), ("prefill_first padded", "piecewise"))
+"""Each batching and two of the forms; the others take as long as all of these for each."""
+
+
+@pytest.mark.parametrize(
+    ("batching", "form"),
+    [pytest.param(*each, marks=[] if each in QUICK else pytest.mark.slow) for each in itertools.product(BATCHINGS, FORMS)],
+)
 def test_no_packing_of_prompts_beats_its_shares(batching: str, form: str) -> None:
     prefill_first, padded = batching.startswith("prefill_first"), batching.endswith("padded")
     rng = random.Random(f"{batching} {form}" if padded or form != "study" else prefill_first)

@@ -34,6 +34,7 @@ def test_where_nothing_is_told_nothing_is_dropped(tmp_path: Path, monkeypatch: p
     assert not forget_programs_if_many()
 
 
+@pytest.mark.slow  # compiles everything twice
 @linux
 def test_dropping_gives_the_maps_back_and_changes_no_result(monkeypatch: pytest.MonkeyPatch):
     overrides = ["horizon_s=1.0", 'policies=[{kind="round_robin"}]']

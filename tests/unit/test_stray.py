@@ -80,7 +80,7 @@ class HostAstray(AbstractHostPolicy):
         return jnp.zeros(2, jnp.int32)
 
 
-@pytest.mark.parametrize("policy", [BatchAstray, HostAstray])
+@pytest.mark.parametrize("policy", [BatchAstray, pytest.param(HostAstray, marks=pytest.mark.slow)])
 def test_from_the_command_line(policy: type, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """One's own policy in the registry."""
 
