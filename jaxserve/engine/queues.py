@@ -33,7 +33,7 @@ def link(arrivals: Arrivals, engines: Engines, outcomes: Outcomes, request: Arra
     """Put requests [n] behind the queues of the engines that they are dealt to."""
     n_engines, none, n = engines.clock.shape[0], outcomes.next.shape[0] - 1, request.shape[0]
     due = dealt.engine < n_engines
-    # Side by side as they stand in their queues, engine after engine, and one place at either end.
+    # Side by side as they stand in their queues, engine after engine.
     count = jnp.zeros(n_engines, jnp.int32).at[dealt.engine].add(1, mode="drop")
     end = jnp.cumsum(count)
     place = (end - count).at[dealt.engine].get(mode="fill", fill_value=0) + dealt.turn

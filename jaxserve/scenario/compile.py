@@ -358,8 +358,9 @@ def _acceptable(scenario: Scenario, fleet: Fleet, requests: Requests) -> NDArray
     accepted = np.flatnonzero(total <= limit)
     if fleet.n_engines * most_stay(requests.osl[accepted]) > MOST_CALENDAR:
         r = int(accepted[np.argmax(requests.osl[accepted])])
+        most = 1 << (MOST_CALENDAR // fleet.n_engines).bit_length() - 1  # `most_stay` rounds up to powers of two
         raise InputError(
             f"workload: request {r} (arrival {requests.arrival_s[r]:g} s) has an OSL of {requests.osl[r]}, on {fleet.n_engines} engines "
-            f"more than a run may hold ({MOST_CALENDAR // fleet.n_engines} tokens); lower nodes, gpus_per_node or engine.max_model_len"
+            f"more than a run may hold ({most} tokens); lower nodes, gpus_per_node or engine.max_model_len"
         )
     return accepted

@@ -8,6 +8,7 @@
 """
 
 import time
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ class Answer(NamedTuple):
 NOTHING = Answer(FAILED, None, -np.inf)
 
 
-class HostSolver:
+class HostSolver(ABC):
     """What the back ends on the host share; `_lp` and `_mip` are theirs.
 
     A transport has `time_limit_s`, and a MIP what the transport before it has left of that; HiGHS may overrun either.
@@ -48,16 +49,16 @@ class HostSolver:
     def __init__(self, *, gap: float = GAP, time_limit_s: float = 0.25):
         self.gap, self.time_limit_s = gap, time_limit_s
 
+    @abstractmethod
     def _lp(self, w: Placeable, pairs: np.ndarray, scale: float) -> tuple[int, np.ndarray | None, np.ndarray | None]:
         """The transport over pairs [n, D], openings left out: status, and if OPTIMAL x [n, D] and the prices [D] >= 0.
 
         scale is a typical cost; solvers' tolerances are absolute.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _mip(self, w: Placeable, pairs: np.ndarray, scale: float, limit_s: float) -> tuple[np.ndarray | None, float]:
         """The problem over pairs [n, D] with x continuous, within limit_s: y [D] if there is one, and the bound."""
-        raise NotImplementedError
 
     def solve(self, problem: AssignmentProblem) -> Solution:
         """One problem. Raises `ValueError` for one whose shapes do not go together: HiGHS would read beyond the shorter."""

@@ -156,7 +156,9 @@ def test_answers_too_long_for_so_many_engines(tmp_path: Path) -> None:
     """A calendar of 2^20 and more decode steps on each of over 256 engines is more than the 200 million that a run may hold."""
     (tmp_path / "t.csv").write_text("arrival_s,isl,osl\n0,5,5\n1,5,1200000\n")
     trace = {"workload": {"kind": "trace", "path": str(tmp_path / "t.csv")}, "sites.0.nodes": 128, "engine.kv_capacity_tokens": 2_000_000}
-    with pytest.raises(InputError, match=r"request 1 \(arrival 1 s\) has an OSL of 1200000, on \d+ engines more than a run may hold"):
+    with pytest.raises(
+        InputError, match=r"request 1 \(arrival 1 s\) has an OSL of 1200000, on \d+ engines more than a run may hold \(524288 tokens\)"
+    ):
         compiled(trace)
 
 
